@@ -1,0 +1,374 @@
+"""The configuration of a deployment: one YAML file, checked as a whole before anything starts.
+
+A value that is exactly `${NAME}` is read from that environment variable, so that
+keys need not lie in the file. Relative paths are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, StringConstraints
+
+from protocol.config_source import Location, Problem, Source, read_source
+from protocol.errors import ConfigError
+from protocol.payloads import PayloadType
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", value):
+        raise ValueError("must be a name of letters, digits and . _ : - (at most 128)")
+    return value
+
+
+def _key(value: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]{8,512}", value):
+        raise ValueError("must be 8 to 512 printable ASCII characters without spaces")
+    return value
+
+
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s*@?#]+", value):
+        raise ValueError("must be an origin such as https://example.org:8443, without a path")
+    return value.lower()
+
+
+def _host(value: str) -> str:
+    if not re.fullmatch(r"[^/\s*@?#]+", value):
+        raise ValueError("must be a host name, with a port where it is not the default one")
+    return value.lower()
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Key = Annotated[str, AfterValidator(_key)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GatewayConfig(_Section):
+    """Where the gateway listens and whom it lets in.
+
+    `keys` open sessions, `admin_keys` also read `/v1/admin`. With no keys everyone
+    who reaches the port is let in, which `check_binding` allows on loopback only.
+    `origins` and `hosts` are accepted beside the gateway's own.
+    """
+
+    host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    keys: tuple[Key, ...] = Field(default=(), repr=False)
+    admin_keys: tuple[Key, ...] = Field(default=(), repr=False)
+    origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
+    hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+class StageConfig(BaseModel):
+    """One stage: which engine, how many workers, how many bytes it may hold on each device.
+
+    Everything else in the section is an option of the engine, in `options`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    engine: Name
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    budget: dict[Name, Annotated[ByteSize, Field(gt=0)]] = {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The engine's own options, as written."""
+        return dict(self.model_extra or {})
+
+
+class Delivery(StrEnum):
+    """When an edge hands data over: piece by piece, or once the producer has ended."""
+
+    CHUNK = "chunk"
+    FULL = "full"
+
+
+class EdgeConfig(_Section):
+    """One typed edge. In YAML the ends are called `from` and `to`."""
+
+    source: Name = Field(alias="from")
+    target: Name = Field(alias="to")
+    payload: PayloadType
+    delivery: Delivery = Delivery.FULL
+
+
+class Modality(StrEnum):
+    """What a client can ask a duplex session for."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+
+    @property
+    def payload(self) -> PayloadType:
+        """The payload type that an output stage of this modality makes."""
+        return PayloadType.TEXT if self is Modality.TEXT else PayloadType.AUDIO
+
+
+class LimitsConfig(_Section):
+    """Bounds of a pipeline's sessions.
+
+    `sessions` at once; `idle_s` without a verb, `max_age_s` in all and `grace_s`
+    without a client end a session; audio is sent at most `lead_ms` ahead of play-out.
+    """
+
+    sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
+    idle_s: Annotated[float, Field(gt=0)] = 300.0
+    max_age_s: Annotated[float, Field(gt=0)] = 3600.0
+    grace_s: Annotated[float, Field(ge=0)] = 30.0
+    lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
+
+
+class DefaultsConfig(_Section):
+    """What a session starts with until its client says otherwise."""
+
+    instructions: str = ""
+    voice: Name | None = None
+
+
+class PipelineConfig(_Section):
+    """Stages wired to one loop. A client's `model` names it, or one of its `aliases`.
+
+    `voices` maps a voice of the speaking stage to other names that clients may use
+    for it. `required` makes `/readyz` wait for this pipeline.
+    """
+
+    kind: Literal["duplex"]
+    required: bool = False
+    aliases: tuple[Name, ...] = ()
+    edges: tuple[EdgeConfig, ...] = ()
+    outputs: dict[Modality, Name]
+    limits: LimitsConfig = LimitsConfig()
+    defaults: DefaultsConfig = DefaultsConfig()
+    voices: dict[Name, tuple[Name, ...]] = {}
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of its stages, each once, producers before their consumers."""
+        order: list[str] = []
+        waiting = list(dict.fromkeys(self._named_stages()))
+        while waiting:
+            ready = [
+                stage
+                for stage in waiting
+                if all(e.source in order for e in self.edges if e.target == stage)
+            ]
+            order += ready or waiting
+            waiting = [stage for stage in waiting if stage not in order]
+        return tuple(order)
+
+    @property
+    def entry(self) -> str:
+        """The stage that takes the client's input: the one that no edge leads to."""
+        return self.stages[0]
+
+    def voice(self, name: str) -> str | None:
+        """The speaking stage's name for the voice that a client calls `name`."""
+        for voice, aliases in self.voices.items():
+            if name == voice or name in aliases:
+                return voice
+        return None
+
+    def _named_stages(self) -> Iterator[str]:
+        for edge in self.edges:
+            yield edge.source
+            yield edge.target
+        yield from self.outputs.values()
+
+
+class Config(_Section):
+    """A whole deployment."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    directory: Literal["memory"] = "memory"
+    stages: dict[Name, StageConfig] = Field(min_length=1)
+    pipelines: dict[Name, PipelineConfig] = Field(min_length=1)
+
+    @property
+    def default_pipeline(self) -> str:
+        """The pipeline of a client that names none: the first in the file."""
+        return next(iter(self.pipelines))
+
+    def resolve_pipeline(self, model: str) -> str | None:
+        """The pipeline that a client's `model` names, by its name or an alias."""
+        if model in self.pipelines:
+            return model
+        for name, pipeline in self.pipelines.items():
+            if model in pipeline.aliases:
+                return name
+        return None
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A config together with the text it came from, so that later checks can point at lines."""
+
+    config: Config
+    source: Source
+
+
+def load_config(path: Path, environment: Mapping[str, str] | None = None) -> Config:
+    """The config in the YAML file `path`; `environment` is `os.environ` if None.
+
+    Raises ConfigError whose message has one line for each problem, as
+    `FILE:LINE: FIELD: REASON`.
+    """
+    return read_config(path, environment).config
+
+
+def read_config(path: Path, environment: Mapping[str, str] | None = None) -> ConfigFile:
+    """As `load_config`, and keeps the positions in the file."""
+    source = read_source(path, os.environ if environment is None else environment)
+    problems = list(source.problems)
+    try:
+        config = Config.model_validate(source.value)
+    except pydantic.ValidationError as error:
+        known = {problem.field for problem in problems}
+        problems += [p for p in source.problems_of(error) if p.field not in known]
+        raise config_error(problems) from None
+    problems += [source.problem(location, reason) for location, reason in _contradictions(config)]
+    if problems:
+        raise config_error(problems)
+    return ConfigFile(config, source)
+
+
+def config_error(problems: list[Problem]) -> ConfigError:
+    """One error that lists `problems` (at least one) in the order of the file."""
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    return ConfigError("\n".join(map(str, ordered)), field=ordered[0].field or None)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_binding(gateway: GatewayConfig, *, insecure: bool) -> None:
+    """Refuse an open door: raises ConfigError off loopback without keys, unless `insecure`."""
+    if is_loopback(gateway.host) or gateway.keys or insecure:
+        return
+    raise ConfigError(
+        f"gateway.host is {gateway.host}, which other machines can reach, and gateway.keys is "
+        "empty: anyone could use this server. Set keys, or start with --insecure",
+        field="gateway.keys",
+    )
+
+
+def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
+    """What is wrong between fields that are each well-formed."""
+    if (config.gateway.tls_cert is None) != (config.gateway.tls_key is None):
+        yield ("gateway",), "tls_cert and tls_key belong together: set both or none"
+    names = dict.fromkeys(config.pipelines, "a pipeline")
+    for name, pipeline in config.pipelines.items():
+        location: Location = ("pipelines", name)
+        for index, alias in enumerate(pipeline.aliases):
+            if alias in names:
+                reason = f"{alias} already names {names[alias]}"
+                yield (*location, "aliases", index), reason
+            names.setdefault(alias, f"pipeline {name}")
+        yield from _voice_contradictions(location, pipeline)
+        yield from _graph_contradictions(location, pipeline, config.stages)
+    used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
+    for stage in config.stages:
+        if stage not in used:
+            yield ("stages", stage), "no pipeline uses this stage"
+
+
+def _voice_contradictions(
+    location: Location, pipeline: PipelineConfig
+) -> Iterator[tuple[Location, str]]:
+    names = {voice: voice for voice in pipeline.voices}
+    for voice, aliases in pipeline.voices.items():
+        for index, alias in enumerate(aliases):
+            if alias in names:
+                reason = f"{alias} already names voice {names[alias]}"
+                yield (*location, "voices", voice, index), reason
+            names.setdefault(alias, voice)
+    chosen = pipeline.defaults.voice
+    if chosen is not None and chosen not in names:
+        yield (*location, "defaults", "voice"), f"{chosen} is not in voices"
+
+
+def _graph_contradictions(
+    location: Location, pipeline: PipelineConfig, stages: Mapping[str, StageConfig]
+) -> Iterator[tuple[Location, str]]:
+    sound = True
+    for index, edge in enumerate(pipeline.edges):
+        for end, stage in (("from", edge.source), ("to", edge.target)):
+            if stage not in stages:
+                sound = False
+                yield (*location, "edges", index, end), f"there is no stage {stage}"
+        if any((edge.source, edge.target) == (e.source, e.target) for e in pipeline.edges[:index]):
+            sound = False
+            reason = f"{edge.source} and {edge.target} are already joined by an edge"
+            yield (*location, "edges", index), reason
+    for modality, stage in pipeline.outputs.items():
+        if stage not in stages:
+            sound = False
+            yield (*location, "outputs", modality.value), f"there is no stage {stage}"
+    if not pipeline.outputs:
+        yield (*location, "outputs"), "name at least one output stage"
+        return
+    if not sound:
+        return
+    cycle = _find_cycle(pipeline.edges)
+    if cycle:
+        yield (*location, "edges"), f"the edges form a cycle: {' -> '.join(cycle)}"
+        return
+    yield from _reachability_contradictions(location, pipeline)
+
+
+def _reachability_contradictions(
+    location: Location, pipeline: PipelineConfig
+) -> Iterator[tuple[Location, str]]:
+    targets = {edge.target for edge in pipeline.edges}
+    entries = [stage for stage in pipeline.stages if stage not in targets]
+    if len(entries) > 1:
+        reason = f"input can enter at one stage only; no edge leads to {' and '.join(entries)}"
+        yield (*location, "edges"), reason
+        return
+    useful = set(pipeline.outputs.values())
+    for stage in reversed(pipeline.stages):
+        if any(edge.source == stage and edge.target in useful for edge in pipeline.edges):
+            useful.add(stage)
+    for index, edge in enumerate(pipeline.edges):
+        if edge.target not in useful:
+            yield (*location, "edges", index, "to"), f"{edge.target} leads to no output"
+
+
+def _find_cycle(edges: tuple[EdgeConfig, ...]) -> list[str]:
+    """The stages of one cycle, the first repeated at the end; empty if there is none."""
+    remaining = list(edges)
+    while True:
+        targets = {edge.target for edge in remaining}
+        kept = [edge for edge in remaining if edge.source in targets]
+        if len(kept) == len(remaining):
+            break
+        remaining = kept
+    if not remaining:
+        return []
+    # Every source that is left is also a target, so walking backwards must come round.
+    incoming = {edge.target: edge.source for edge in remaining}
+    path = [remaining[0].source]
+    while path[-1] not in path[:-1]:
+        path.append(incoming[path[-1]])
+    return path[path.index(path[-1]) :][::-1]
