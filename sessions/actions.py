@@ -1,0 +1,163 @@
+"""What the session core asks its shell to do, and what it tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.errors import ErrorInfo
+from protocol.messages import Command, Report
+from sessions import directory
+from sessions.duplex.events import ClientOutput, ClientVerb
+from sessions.lifecycle import CloseReason
+
+# Events
+
+
+@dataclass(frozen=True)
+class OpenRequested:
+    """Admission has been granted: open the session."""
+
+
+@dataclass(frozen=True)
+class DirectoryAnswered:
+    """The answer to the last `AskDirectory`."""
+
+    outcome: directory.Outcome
+
+
+@dataclass(frozen=True)
+class StageBound:
+    """A replica was chosen for the stage; commands go to it from now on."""
+
+    stage: str
+    worker: str
+
+
+@dataclass(frozen=True)
+class StageUnavailable:
+    """No replica of the stage can take the session now; one may come later."""
+
+    stage: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
+class StageLost:
+    """The worker that the stage was bound to is gone, with all that it held."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A worker's report about this session."""
+
+    stage: str
+    report: Report
+
+
+@dataclass(frozen=True)
+class ClientSaid:
+    """A verb of the client."""
+
+    verb: ClientVerb
+
+
+@dataclass(frozen=True)
+class ClientBlocked:
+    """The client's egress queue is full (or has room again): pace the output."""
+
+    blocked: bool
+
+
+@dataclass(frozen=True)
+class CloseRequested:
+    """Close the session; idempotent."""
+
+    reason: CloseReason
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A deadline has come."""
+
+
+Event = (
+    OpenRequested
+    | DirectoryAnswered
+    | StageBound
+    | StageUnavailable
+    | StageLost
+    | Reported
+    | ClientSaid
+    | ClientBlocked
+    | CloseRequested
+    | Tick
+)
+
+# Actions
+
+
+@dataclass(frozen=True)
+class AskDirectory:
+    """Call the directory and feed `DirectoryAnswered` back."""
+
+    request: directory.Request
+
+
+@dataclass(frozen=True)
+class BindStage:
+    """Choose a replica: answered by `StageBound` or `StageUnavailable`.
+
+    A session that has been told `StageUnavailable` is told `StageBound` once a
+    replica has become ready.
+    """
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class ToStage:
+    """Send a command to the stage's replica."""
+
+    stage: str
+    command: Command
+
+
+@dataclass(frozen=True)
+class ToClient:
+    """An output, numbered within the session from 1."""
+
+    sequence: int
+    output: ClientOutput
+
+
+@dataclass(frozen=True)
+class TurnMeasured:
+    """A turn has ended: what it took, for metrics and logs.
+
+    `ttft_ms` and `ttfp_ms` count from the end of the user's turn as the server
+    learned of it; `rtf` is synthesis time over audio time; None where it had none.
+    """
+
+    turn: int
+    lane: str
+    status: str
+    reason: str | None
+    error: str | None
+    ttft_ms: float | None
+    ttfp_ms: float | None
+    rtf: float | None
+    audio_ms: int
+    prefill_tokens: int | None
+    timelines: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Released:
+    """Nothing of the session is left anywhere; its place can be given away."""
+
+    reason: CloseReason
+
+
+Action = AskDirectory | BindStage | ToStage | ToClient | TurnMeasured | Released

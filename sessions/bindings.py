@@ -1,0 +1,193 @@
+"""A session's stages: which are bound, and the commands that go to each in order.
+
+A binding never changes silently: when its worker is lost the stage is unbound,
+turns that ran on it fail, and a new binding opens the session's state anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from protocol.connectors import InlineDescriptor
+from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.messages import (
+    Answer,
+    Close,
+    Command,
+    Configure,
+    Feed,
+    Fence,
+    Open,
+    RaiseFloor,
+    Run,
+    Signal,
+    Update,
+)
+from protocol.payloads import Payload
+from sessions.actions import Action, BindStage, ToStage
+
+WAITING_COMMANDS = 64
+"""Turn commands that a stage without a worker holds; one more is refused."""
+
+
+class BindingState(StrEnum):
+    """Where one stage of a session stands."""
+
+    UNBOUND = "unbound"
+    BINDING = "binding"
+    OPENING = "opening"
+    READY = "ready"
+    CLOSING = "closing"
+
+
+class Binding:
+    """One stage of one session."""
+
+    def __init__(
+        self,
+        stage: str,
+        fence: Callable[[], Fence],
+        settings: Callable[[], dict[str, Any]],
+        act: Callable[[Action], None],
+    ) -> None:
+        self.stage = stage
+        self.state = BindingState.UNBOUND
+        self.worker: str | None = None
+        self._fence = fence
+        self._settings = settings
+        self._act = act
+        self._sequence = 0
+        self._commands = 0
+        self._awaited: str | None = None
+        self._waiting: deque[Run | Feed] = deque()
+
+    def bind(self) -> None:
+        """Ask for a replica."""
+        self.state = BindingState.BINDING
+        self._act(BindStage(self.stage))
+
+    def bound(self, worker: str) -> None:
+        """A replica was chosen: open the session's state there."""
+        self.worker = worker
+        self.state = BindingState.OPENING
+        self._sequence = 0
+        self._awaited = self._command_id()
+        self._send(Open(self._fence(), self._awaited, self._settings()))
+
+    def lost(self) -> None:
+        """The worker is gone. What waited for a worker goes on waiting."""
+        self.worker = None
+        self._awaited = None
+        self.state = BindingState.UNBOUND
+
+    def answered(self, answer: Answer) -> ErrorInfo | None:
+        """The worker answered `Open` or `Close`; the error, when it refused."""
+        if answer.command != self._awaited:
+            return None
+        self._awaited = None
+        if self.state is BindingState.CLOSING:
+            self.lost()
+            return None
+        if answer.error is not None:
+            self.lost()
+            return answer.error
+        self.state = BindingState.READY
+        while self._waiting:
+            self._send(self._waiting.popleft())
+        return None
+
+    @property
+    def ready(self) -> bool:
+        """Whether commands reach a worker that knows the session."""
+        return self.state is BindingState.READY
+
+    def configure(self) -> None:
+        """Send the settings as they are now; a stage that opens later gets them then."""
+        if self.ready:
+            self._send(Configure(self._fence(), self._command_id(), self._settings()))
+
+    def update(self, payload: Payload) -> bool:
+        """Send stream input; False when there is no worker to take it."""
+        if not self.ready:
+            return False
+        self._sequence += 1
+        self._send(Update(self._fence(), self._sequence, InlineDescriptor(payload)))
+        return True
+
+    def signal(self, name: str, arguments: dict[str, Any]) -> None:
+        """Send a signal; a stage without a worker has no state for it to act on."""
+        if self.ready:
+            self._send(Signal(self._fence(), self._command_id(), name, arguments))
+
+    def run(
+        self,
+        turn: int,
+        lane: str,
+        parameters: dict[str, Any],
+        inputs: list[Payload],
+        last: bool = True,
+    ) -> None:
+        """Start a turn, at once or when a worker is ready.
+
+        Raises CapacityExceeded when too many commands wait for a worker.
+        """
+        descriptors = [InlineDescriptor(payload) for payload in inputs]
+        self._turn_command(Run(self._fence(), turn, lane, parameters, list(descriptors), last))
+
+    def feed(self, turn: int, payload: Payload | None, last: bool = False) -> None:
+        """Give more input to a running turn. Raises CapacityExceeded as `run` does."""
+        descriptor = None if payload is None else InlineDescriptor(payload)
+        self._turn_command(Feed(self._fence(), turn, descriptor, last))
+
+    def raise_floor(self, lane: str, floor: int, turns: set[int]) -> None:
+        """Cancel `turns`, which are all of the lane's turns below `floor`."""
+        self._waiting = deque(command for command in self._waiting if command.turn not in turns)
+        if self.ready:
+            self._send(RaiseFloor(self._fence(), lane, floor))
+
+    def close(self, reason: str) -> None:
+        """Free the session's state on the worker, if there is one."""
+        self._waiting.clear()
+        if self.state in (BindingState.OPENING, BindingState.READY):
+            self.state = BindingState.CLOSING
+            self._awaited = self._command_id()
+            self._send(Close(self._fence(), self._awaited, reason))
+        elif self.state is not BindingState.CLOSING:
+            self.lost()
+
+    @property
+    def freed(self) -> bool:
+        """Whether no worker holds anything of the session any more."""
+        return self.state is BindingState.UNBOUND
+
+    def _turn_command(self, command: Run | Feed) -> None:
+        if self.ready:
+            self._send(command)
+            return
+        if len(self._waiting) >= WAITING_COMMANDS:
+            raise CapacityExceeded(f"too much work waits for a worker of stage {self.stage}")
+        self._waiting.append(command)
+
+    def _send(self, command: Command) -> None:
+        self._act(ToStage(self.stage, command))
+
+    def _command_id(self) -> str:
+        self._commands += 1
+        return f"{self.stage}-{self._fence().epoch}-{self._commands}"
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        return (
+            self.stage,
+            self.state.value,
+            self.worker,
+            self._sequence,
+            self._commands,
+            self._awaited,
+            tuple(msgspec.msgpack.encode(command) for command in self._waiting),
+        )

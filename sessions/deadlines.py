@@ -1,0 +1,42 @@
+"""One heap of deadlines for all sessions, so that a gateway arms a single timer."""
+
+from __future__ import annotations
+
+import heapq
+
+
+class Deadlines:
+    """The next deadline of each key. Setting and cancelling are O(log n), lazily cleaned."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def set(self, key: str, at_ms: float | None) -> None:
+        """`key` is due at `at_ms` and at no other time; None cancels it."""
+        if at_ms is None:
+            self._at.pop(key, None)
+        elif self._at.get(key) != at_ms:
+            self._at[key] = at_ms
+            heapq.heappush(self._heap, (at_ms, key))
+            if len(self._heap) > 64 + 4 * len(self._at):
+                self._heap = [(at, key) for key, at in self._at.items()]
+                heapq.heapify(self._heap)
+
+    def next_ms(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: float) -> list[str]:
+        """The keys whose deadline has come, earliest first; they have none afterwards."""
+        keys = []
+        while (at_ms := self.next_ms()) is not None and at_ms <= now_ms:
+            _, key = heapq.heappop(self._heap)
+            del self._at[key]
+            keys.append(key)
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._at)

@@ -1,0 +1,281 @@
+"""The input side of a duplex session: the audio clock, the buffer, what is being heard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import CapacityExceeded, ErrorInfo, InvalidRequest, SessionStateLost
+from protocol.messages import StageEvent
+from protocol.payloads import Payload, audio_payload
+from sessions.duplex.context import DuplexContext
+from sessions.duplex.events import (
+    InputCleared,
+    InputCommitted,
+    InputTranscribed,
+    InputTranscriptionFailed,
+    Item,
+    ItemAdded,
+    ItemDeleted,
+    ItemDone,
+    ItemStatus,
+    Part,
+    PartKind,
+    Refused,
+    Role,
+    SpeechStarted,
+    SpeechStopped,
+)
+from sessions.duplex.replies import Replies
+from sessions.duplex.settings import INPUT_RATE_HZ
+from sessions.lanes import INPUT_LANE
+from sessions.orchestrator import FlowEnded, Produced
+
+MAX_HEARINGS = 8
+"""Items whose transcripts may be under way at once."""
+MINIMUM_COMMIT_MS = 100
+"""A commit of less audio than this is refused as empty."""
+
+
+@dataclass
+class _Hearing:
+    """An item whose transcript is being made; `answer`: a response follows by itself."""
+
+    item_id: str
+    answer: bool
+
+
+class Input:
+    """Turns the user's audio into items. Times of audio are ms received since open."""
+
+    def __init__(self, context: DuplexContext, replies: Replies) -> None:
+        self._context = context
+        self._replies = replies
+        self._samples = 0
+        self._start_ms = 0
+        self._speaking: str | None = None
+        self._speech_start_ms = 0
+        self._hearings: dict[int, _Hearing] = {}
+
+    @property
+    def clock_ms(self) -> int:
+        """The end of the audio received so far."""
+        return self._samples * 1000 // INPUT_RATE_HZ
+
+    @property
+    def speaking(self) -> bool:
+        """Whether the user is in the middle of an utterance."""
+        return self._speaking is not None
+
+    @property
+    def hearing(self) -> bool:
+        """Whether transcripts are under way, so that a response must wait for them."""
+        return bool(self._hearings)
+
+    def stage_settings(self) -> dict[str, Any]:
+        """The settings with which the hearing stage opens its part of the session."""
+        audio = self._context.settings.audio.input
+        detection = audio.turn_detection
+        return {
+            "input_rate_hz": INPUT_RATE_HZ,
+            "clock_ms": self.clock_ms,
+            "turn_detection": None
+            if detection is None
+            else {
+                "threshold": detection.threshold,
+                "prefix_padding_ms": detection.prefix_padding_ms,
+                "silence_duration_ms": detection.silence_duration_ms,
+            },
+            "language": audio.transcription.language if audio.transcription else None,
+        }
+
+    # Verbs
+
+    def append(self, pcm: bytes) -> None:
+        """More audio. Without turn detection it counts as progress of the session."""
+        context = self._context
+        self._samples += len(pcm) // 2
+        if not context.bindings[context.roles.hear].update(audio_payload(pcm, INPUT_RATE_HZ)):
+            self._start_ms = self.clock_ms
+        elif context.settings.audio.input.turn_detection is None:
+            context.progress()
+
+    def commit(self) -> None:
+        """The client says that the buffer is one message. Raises InvalidRequest when empty."""
+        buffered_ms = self.clock_ms - self._start_ms
+        if buffered_ms < MINIMUM_COMMIT_MS:
+            raise InvalidRequest(
+                f"the buffer holds {buffered_ms} ms of audio; a commit needs {MINIMUM_COMMIT_MS}",
+                code="input_audio_buffer_commit_empty",
+            )
+        self.check_room()
+        context = self._context
+        end_ms = self.clock_ms
+        context.bindings[context.roles.hear].signal("cut", {"end_ms": end_ms})
+        detection = context.settings.audio.input.turn_detection
+        answer = detection is not None and detection.create_response
+        item_id = self._speaking or context.new_id("item")
+        self._committed(item_id, self._start_ms, end_ms, answer)
+
+    def clear(self) -> None:
+        """Throw the buffer away."""
+        context = self._context
+        context.bindings[context.roles.hear].signal("clear", {})
+        self._cut(self.clock_ms)
+        context.emit(InputCleared())
+
+    def hear_item(self, item: Item, pcm: bytes) -> None:
+        """Transcribe audio that the client put into an item itself."""
+        self._hear(item.id, {}, [audio_payload(pcm, INPUT_RATE_HZ)], answer=False)
+
+    def reconfigured(self) -> None:
+        """Turn detection was changed: what was being said is in the buffer, not a turn."""
+        if self._context.settings.audio.input.turn_detection is None:
+            self._speaking = None
+
+    def check_room(self) -> None:
+        """Raise CapacityExceeded when no further transcript can be begun now."""
+        if len(self._hearings) >= MAX_HEARINGS:
+            raise CapacityExceeded(
+                f"{MAX_HEARINGS} transcripts are under way", code="rate_limit_exceeded"
+            )
+
+    # What the hearing stage says
+
+    def stage_event(self, event: StageEvent) -> None:
+        """The stage noticed speech or silence."""
+        context = self._context
+        detection = context.settings.audio.input.turn_detection
+        match event.name:
+            case "speech_started" if detection is not None:
+                context.progress()
+                self._speaking = context.new_id("item")
+                self._speech_start_ms = int(event.arguments["audio_start_ms"])
+                context.emit(SpeechStarted(self._speaking, self._speech_start_ms))
+                if detection.interrupt_response:
+                    self._replies.interrupt_current("turn_detected")
+            case "speech_stopped" if detection is not None and self._speaking is not None:
+                context.progress()
+                start_ms = int(event.arguments["audio_start_ms"])
+                end_ms = int(event.arguments["audio_end_ms"])
+                item_id = self._speaking
+                context.emit(SpeechStopped(item_id, end_ms))
+                self._committed(item_id, start_ms, end_ms, detection.create_response)
+            case "input_dropped":
+                lost_ms = int(event.arguments["ms"])
+                error = CapacityExceeded(
+                    f"the input buffer is full: its oldest {lost_ms} ms were dropped",
+                    code="input_audio_buffer_overflow",
+                )
+                self._start_ms = min(self.clock_ms, self._start_ms + lost_ms)
+                context.emit(Refused(error.info(), None))
+
+    def produced(self, event: Produced) -> bool:
+        """A piece of a transcript; False when the turn is not one of ours."""
+        hearing = self._hearings.get(event.turn)
+        if hearing is None:
+            return False
+        part = self._part(hearing.item_id)
+        if part is not None:
+            part.text = (part.text or "") + event.payload.data.decode()
+        return True
+
+    def ended(self, event: FlowEnded) -> bool:
+        """The end of a transcript; False when the turn is not one of ours."""
+        hearing = self._hearings.pop(event.turn, None)
+        if hearing is None:
+            return False
+        if event.error is not None:
+            self._not_heard(hearing, event.error)
+        else:
+            self._heard(hearing)
+        if not self._hearings:
+            self._replies.think_waiting()
+        return True
+
+    def lost(self) -> None:
+        """The worker that held the audio is gone: say what of it is lost."""
+        context = self._context
+        error = SessionStateLost("the worker that held the input audio was lost").info()
+        detection = context.settings.audio.input.turn_detection
+        end_ms = self.clock_ms
+        buffered_ms = end_ms - self._start_ms
+        if self._speaking is not None:
+            item_id, start_ms = self._speaking, self._speech_start_ms
+            context.emit(SpeechStopped(item_id, end_ms))
+            self._insert(item_id, max(0, end_ms - start_ms))
+            self._cut(end_ms)
+            answer = detection is not None and detection.create_response
+            self._not_heard(_Hearing(item_id, answer), error)
+        elif detection is None and buffered_ms >= MINIMUM_COMMIT_MS:
+            context.emit(Refused(error, None))
+            context.emit(InputCleared())
+        self._cut(end_ms)
+
+    # Items
+
+    def _committed(self, item_id: str, start_ms: int, end_ms: int, answer: bool) -> None:
+        self._cut(end_ms)
+        self._insert(item_id, end_ms - start_ms)
+        self._hear(item_id, {"start_ms": start_ms, "end_ms": end_ms}, [], answer)
+
+    def _cut(self, end_ms: int) -> None:
+        """Audio up to `end_ms` belongs to no later commit."""
+        self._start_ms = max(self._start_ms, end_ms)
+        self._speaking = None
+
+    def _insert(self, item_id: str, audio_ms: int) -> None:
+        context = self._context
+        part = Part(PartKind.INPUT_AUDIO, None, audio_ms)
+        item = Item(item_id, Role.USER, ItemStatus.COMPLETED, [part])
+        context.emit(InputCommitted(item_id, context.conversation.last_id))
+        previous = context.conversation.insert(item)
+        context.emit(ItemAdded(item, previous))
+        context.emit(ItemDone(item, previous))
+        for dropped in context.conversation.shrink():
+            context.emit(ItemDeleted(dropped))
+
+    def _hear(
+        self, item_id: str, parameters: dict[str, Any], inputs: list[Payload], answer: bool
+    ) -> None:
+        context = self._context
+        hear = context.roles.hear
+        hearing = _Hearing(item_id, answer)
+        self._replies.user_turn_ended()
+        try:
+            self.check_room()
+            turn = context.orchestrator.start(
+                INPUT_LANE, hear, frozenset(), inputs, {hear: parameters}, context.now_ms
+            )
+        except CapacityExceeded as error:
+            self._not_heard(hearing, error.info())
+            return
+        self._hearings[turn] = hearing
+
+    def _heard(self, hearing: _Hearing) -> None:
+        context = self._context
+        part = self._part(hearing.item_id)
+        text = ""
+        if part is not None:
+            part.text = text = (part.text or "").strip()
+            if context.settings.audio.input.transcription is not None:
+                context.emit(InputTranscribed(hearing.item_id, 0, text, part.audio_ms / 1000))
+        if hearing.answer and text:
+            self._replies.answer(user_speaks=self.speaking)
+
+    def _not_heard(self, hearing: _Hearing, error: ErrorInfo) -> None:
+        """There will be no transcript, and no answer to what was not understood."""
+        if self._context.settings.audio.input.transcription is not None:
+            self._context.emit(InputTranscriptionFailed(hearing.item_id, 0, error))
+        self._replies.unheard(error, answer=hearing.answer)
+
+    def _part(self, item_id: str) -> Part | None:
+        item = self._context.conversation.find(item_id)
+        if item is None:
+            return None
+        return next((part for part in item.parts if part.kind is PartKind.INPUT_AUDIO), None)
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        hearings = tuple((turn, h.item_id, h.answer) for turn, h in sorted(self._hearings.items()))
+        return (self._samples, self._start_ms, self._speaking, self._speech_start_ms, hearings)

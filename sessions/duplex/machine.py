@@ -1,0 +1,276 @@
+"""The duplex machine: a conversation by voice (or text) over a pipeline that
+hears, thinks and speaks.
+
+It owns items, responses, playback and the policy of interruption. Surfaces
+translate; the orchestrator moves turns across stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
+from protocol.messages import Output, Report, StageEvent, TurnEnded
+from sessions.actions import TurnMeasured
+from sessions.bindings import Binding
+from sessions.duplex import events as said
+from sessions.duplex.context import DuplexContext
+from sessions.duplex.conversation import Conversation, is_audio
+from sessions.duplex.input import Input
+from sessions.duplex.replies import Replies
+from sessions.duplex.settings import (
+    INPUT_RATE_HZ,
+    OUTPUT_RATE_HZ,
+    DuplexSettings,
+    initial,
+    patched,
+)
+from sessions.lanes import Lanes
+from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.pipeline import DuplexRoles, Pipeline
+
+
+class DuplexMachine:
+    """The conversation of one session. Times are monotonic ms."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        bindings: Mapping[str, Binding],
+        emit: Callable[[said.ClientOutput], None],
+        measured: Callable[[TurnMeasured], None],
+        progress: Callable[[], None],
+        settings_changed: Callable[[], None],
+        new_id: Callable[[str], str],
+    ) -> None:
+        self._settings_changed = settings_changed
+        self._lanes = Lanes()
+        self._context = DuplexContext(
+            pipeline=pipeline,
+            roles=DuplexRoles.of(pipeline),
+            bindings=bindings,
+            orchestrator=Orchestrator(pipeline, bindings, self._lanes, self._flow),
+            conversation=Conversation(),
+            conversation_id=new_id("conv"),
+            settings=initial(pipeline.instructions, pipeline.voice),
+            emit=emit,
+            measured=measured,
+            progress=progress,
+            new_id=new_id,
+        )
+        self._replies = Replies(self._context, lambda: self._input.hearing)
+        self._input = Input(self._context, self._replies)
+        self._blocked_since_ms: float | None = None
+
+    @property
+    def settings(self) -> DuplexSettings:
+        """The effective settings."""
+        return self._context.settings
+
+    def stage_settings(self, stage: str) -> dict[str, Any]:
+        """The settings with which `stage` opens its part of this session."""
+        roles = self._context.roles
+        if stage == roles.hear:
+            return self._input.stage_settings()
+        if stage == roles.speak:
+            return {"output_rate_hz": OUTPUT_RATE_HZ}
+        return {}
+
+    # Verbs
+
+    def client(self, verb: said.ClientVerb, now_ms: float) -> None:
+        """Carry a verb out, or refuse it and leave everything as it was."""
+        self._context.now_ms = now_ms
+        try:
+            self._carry_out(verb)
+        except AntiphonError as error:
+            self._context.emit(said.Refused(error.info(), verb.ref))
+            return
+        if not isinstance(verb, said.AppendAudio | said.RetrieveItem):
+            self._context.progress()
+        self._pump()
+
+    def prepare(self, patch: dict[str, Any]) -> None:
+        """Settings given with the open, before any stage knows of the session.
+
+        Raises InvalidRequest.
+        """
+        context = self._context
+        context.settings = patched(
+            context.settings, patch, voices=context.pipeline.voices, spoken=False
+        )
+
+    def _carry_out(self, verb: said.ClientVerb) -> None:
+        context = self._context
+        conversation = context.conversation
+        match verb:
+            case said.AppendAudio():
+                self._input.append(verb.pcm)
+            case said.PatchSettings():
+                self._patch(verb.patch)
+            case said.CreateItem():
+                self._create_item(verb)
+            case said.DeleteItem():
+                conversation.remove(verb.item_id)
+                context.emit(said.ItemDeleted(verb.item_id))
+            case said.RetrieveItem():
+                item = conversation.get(verb.item_id, "item_retrieve_invalid_item_id")
+                context.emit(said.ItemRetrieved(item))
+            case said.TruncateItem():
+                self._truncate(verb)
+            case said.CommitInput():
+                self._input.commit()
+            case said.ClearInput():
+                self._input.clear()
+            case said.CreateResponse():
+                self._replies.create(verb)
+            case said.CancelResponse():
+                self._replies.cancel(verb.response_id)
+
+    def _patch(self, patch: dict[str, Any]) -> None:
+        context = self._context
+        before = self._input.stage_settings()
+        context.settings = patched(
+            context.settings, patch, voices=context.pipeline.voices, spoken=self._replies.spoken
+        )
+        if self._input.stage_settings() != before:
+            context.bindings[context.roles.hear].configure()
+            self._input.reconfigured()
+        self._settings_changed()
+
+    def _create_item(self, verb: said.CreateItem) -> None:
+        context = self._context
+        item = verb.item
+        context.conversation.check(item, verb.after)
+        spoken = next((part for part in item.parts if part.audio is not None), None)
+        pcm = None
+        if spoken is not None:
+            self._input.check_room()
+            pcm, spoken.audio = spoken.audio, None
+            spoken.audio_ms = len(pcm or b"") // 2 * 1000 // INPUT_RATE_HZ
+        previous = context.conversation.insert(item, verb.after)
+        context.emit(said.ItemAdded(item, previous))
+        context.emit(said.ItemDone(item, previous))
+        if pcm is not None:
+            self._input.hear_item(item, pcm)
+
+    def _truncate(self, verb: said.TruncateItem) -> None:
+        context = self._context
+        item = context.conversation.get(verb.item_id)
+        if not is_audio(item):
+            raise InvalidRequest("only an assistant's audio can be truncated", field="item_id")
+        if verb.content_index != 0:
+            raise InvalidRequest("the item has one content part", field="content_index")
+        part = item.parts[0]
+        playback = self._replies.playback(item.id)
+        writing = self._replies.writing(item.id)
+        length_ms = playback.sent_ms if writing and playback is not None else part.audio_ms
+        if not 0 <= verb.audio_end_ms <= length_ms:
+            raise InvalidRequest(
+                f"audio of {length_ms} ms cannot end at {verb.audio_end_ms} ms",
+                field="audio_end_ms",
+            )
+        if writing:
+            self._replies.interrupt_current("client_cancelled")
+        if playback is not None:
+            part.text = playback.spoken_text(verb.audio_end_ms)
+        elif verb.audio_end_ms < length_ms:
+            # The alignment of an old reply is gone: a proportion of its words is what is left.
+            words = (part.text or "").split(" ")
+            part.text = " ".join(words[: len(words) * verb.audio_end_ms // length_ms])
+        part.audio_ms = verb.audio_end_ms
+        context.emit(said.ItemTruncated(item.id, verb.content_index, verb.audio_end_ms))
+
+    # What the stages say
+
+    def report(self, stage: str, report: Report, now_ms: float) -> None:
+        """A worker's report about a turn or an event of this session."""
+        self._context.now_ms = now_ms
+        match report:
+            case StageEvent():
+                self._input.stage_event(report)
+            case Output():
+                self._context.orchestrator.output(stage, report, now_ms)
+            case TurnEnded():
+                self._context.orchestrator.ended(stage, report, now_ms)
+        self._pump()
+
+    def stage_lost(self, stage: str, now_ms: float) -> None:
+        """The worker of `stage` is gone, with what it held of this session."""
+        self._context.now_ms = now_ms
+        if stage == self._context.roles.hear:
+            self._input.lost()
+        self._context.orchestrator.stage_lost(stage)
+        self._pump()
+
+    def stage_ready(self, stage: str, now_ms: float) -> None:
+        """A worker of `stage` holds this session."""
+        self._context.now_ms = now_ms
+        self._context.orchestrator.stage_ready(stage)
+        self._pump()
+
+    def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """A new worker of `stage` refused the session."""
+        self._context.now_ms = now_ms
+        self._context.orchestrator.stage_refused(stage, error)
+        self._pump()
+
+    # Time and the client's pace
+
+    def blocked(self, blocked: bool, now_ms: float) -> None:
+        """The client's egress queue is full, or has room again."""
+        self._context.now_ms = now_ms
+        if not blocked:
+            self._blocked_since_ms = None
+            self._pump()
+        elif self._blocked_since_ms is None:
+            self._blocked_since_ms = now_ms
+
+    def stalled(self, now_ms: float) -> bool:
+        """Whether the client has left its answer unread for too long."""
+        since = self._blocked_since_ms
+        return since is not None and now_ms - since >= self._context.pipeline.limits.stall_ms
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        deadlines = [self._context.orchestrator.deadline()]
+        if self._blocked_since_ms is not None:
+            deadlines.append(self._blocked_since_ms + self._context.pipeline.limits.stall_ms)
+        else:
+            deadlines.append(self._replies.deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def tick(self, now_ms: float) -> None:
+        """A deadline has come."""
+        self._context.now_ms = now_ms
+        self._context.orchestrator.tick(now_ms)
+        self._pump()
+
+    def end(self, error: ErrorInfo | None, now_ms: float) -> None:
+        """The session closes: every response gets its last word."""
+        self._context.now_ms = now_ms
+        self._replies.end_all(error)
+
+    def _flow(self, event: FlowEvent) -> None:
+        if isinstance(event, Produced) and self._input.produced(event):
+            return
+        if isinstance(event, FlowEnded) and self._input.ended(event):
+            return
+        self._replies.flow(event)
+
+    def _pump(self) -> None:
+        self._replies.pump(blocked=self._blocked_since_ms is not None)
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        context = self._context
+        return (
+            context.settings,
+            self._lanes.freeze(),
+            context.orchestrator.freeze(),
+            context.conversation.freeze(),
+            self._input.freeze(),
+            self._replies.freeze(),
+            self._blocked_since_ms,
+        )

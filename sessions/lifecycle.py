@@ -1,0 +1,111 @@
+"""The life of a session: its states, and what ends it.
+
+Every state has a bounded way out: `opening` and `closing` by a deadline of their
+own, `active` by idleness and maximum age.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sessions.pipeline import Limits
+
+
+class State(StrEnum):
+    """Where a session stands."""
+
+    OPENING = "opening"
+    ACTIVE = "active"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Trigger(StrEnum):
+    """What moves a session from one state to the next."""
+
+    OPENED = "opened"
+    CLOSE = "close"
+    RELEASED = "released"
+
+
+class CloseReason(StrEnum):
+    """Why a session ended."""
+
+    CLIENT = "client"
+    IDLE = "idle"
+    MAX_AGE = "max_age"
+    DRAINED = "drained"
+    STALLED = "stalled"
+    ENGINE_LOST = "engine_lost"
+    ADMISSION = "admission"
+    ADMIN = "admin"
+    ERROR = "error"
+
+
+TRANSITIONS: dict[tuple[State, Trigger], State] = {
+    (State.OPENING, Trigger.OPENED): State.ACTIVE,
+    (State.OPENING, Trigger.CLOSE): State.CLOSING,
+    (State.ACTIVE, Trigger.CLOSE): State.CLOSING,
+    (State.CLOSING, Trigger.RELEASED): State.CLOSED,
+}
+
+
+class IllegalTransition(Exception):
+    """A trigger that the current state does not know: a fault of the caller."""
+
+
+class Lifecycle:
+    """State, clocks and close reason of one session. Times are monotonic ms."""
+
+    def __init__(self, limits: Limits, now_ms: float) -> None:
+        self.state = State.OPENING
+        self.reason: CloseReason | None = None
+        self._limits = limits
+        self._opened_at_ms = now_ms
+        self._entered_at_ms = now_ms
+        self._progress_at_ms = now_ms
+
+    def move(self, trigger: Trigger, now_ms: float) -> None:
+        """Take the transition of `trigger`. Raises IllegalTransition when there is none."""
+        target = TRANSITIONS.get((self.state, trigger))
+        if target is None:
+            raise IllegalTransition(f"{trigger} in state {self.state}")
+        self.state = target
+        self._entered_at_ms = now_ms
+        self._progress_at_ms = now_ms
+
+    def progress(self, now_ms: float) -> None:
+        """Something real happened: the idle clock starts again."""
+        self._progress_at_ms = now_ms
+
+    @property
+    def idle_since_ms(self) -> float:
+        """When the session last got anything done."""
+        return self._progress_at_ms
+
+    def deadline(self) -> tuple[float, CloseReason] | None:
+        """When the current state must be left at the latest, and for what reason."""
+        limits = self._limits
+        match self.state:
+            case State.OPENING:
+                return self._opened_at_ms + limits.open_ms, CloseReason.ADMISSION
+            case State.ACTIVE:
+                return min(
+                    (self._progress_at_ms + limits.idle_ms, CloseReason.IDLE),
+                    (self._opened_at_ms + limits.max_age_ms, CloseReason.MAX_AGE),
+                )
+            case State.CLOSING:
+                assert self.reason is not None
+                return self._entered_at_ms + limits.close_ms, self.reason
+            case State.CLOSED:
+                return None
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        return (
+            self.state.value,
+            self.reason,
+            self._opened_at_ms,
+            self._entered_at_ms,
+            self._progress_at_ms,
+        )

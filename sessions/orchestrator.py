@@ -1,0 +1,304 @@
+"""The orchestrator core: one turn's way across the stages of a pipeline.
+
+It owns progress, credits on the edges, completion and cancellation. It does not
+know what the turn is for: the machine of the session's kind starts turns and
+takes their output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.errors import CapacityExceeded, EngineFailed, EngineLost, ErrorInfo
+from protocol.messages import Output, TurnEnded, TurnStatus
+from protocol.payloads import Payload, PayloadType, text_payload
+from sessions.bindings import Binding
+from sessions.clauses import Clauses
+from sessions.lanes import DEFAULT_LANE, Lanes
+from sessions.pipeline import Delivery, Edge, Pipeline
+
+CLAUSES_IN_FLIGHT = 2
+"""Credits of a clause edge: clauses the voice may hold whose audio has not all been taken."""
+
+
+@dataclass(frozen=True)
+class Produced:
+    """A piece of output on a port that the turn asked for."""
+
+    turn: int
+    port: str
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class ClauseCut:
+    """Clause number `index` (from 0) of the turn's text is `text`."""
+
+    turn: int
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class FlowEnded:
+    """All stages of the turn have ended, or it failed; nothing follows for it."""
+
+    turn: int
+    error: ErrorInfo | None
+    usage: dict[str, dict[str, Any]]
+    timelines: dict[str, dict[str, float]]
+
+
+FlowEvent = Produced | ClauseCut | FlowEnded
+
+
+@dataclass
+class _EdgeFlow:
+    """What crosses one edge for one turn. `held` counts clauses whose credit is out."""
+
+    edge: Edge
+    clauses: Clauses = field(default_factory=Clauses)
+    queue: deque[str] = field(default_factory=deque)
+    cut: int = 0
+    fed: int = 0
+    held: int = 0
+    source_ended: bool = False
+    closed: bool = False
+
+
+@dataclass
+class _Flow:
+    """One turn in progress."""
+
+    turn: int
+    lane: str
+    ports: frozenset[str]
+    stages: frozenset[str]
+    parameters: Mapping[str, dict[str, Any]]
+    edges: list[_EdgeFlow]
+    started: set[str] = field(default_factory=set)
+    ended: dict[str, TurnEnded] = field(default_factory=dict)
+    waits_until_ms: float | None = None
+
+
+class Orchestrator:
+    """The turns in progress of one session."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        bindings: Mapping[str, Binding],
+        lanes: Lanes,
+        emit: Callable[[FlowEvent], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._bindings = bindings
+        self._lanes = lanes
+        self._emit = emit
+        self._flows: dict[int, _Flow] = {}
+
+    def start(
+        self,
+        lane: str,
+        entry: str,
+        ports: frozenset[str],
+        inputs: list[Payload],
+        parameters: Mapping[str, dict[str, Any]],
+        now_ms: float,
+    ) -> int:
+        """Start a turn at stage `entry` that ends when all `ports` have drained.
+
+        Raises CapacityExceeded when too much waits for a worker already.
+        """
+        stages = self._pipeline.needed(entry, ports) if ports else frozenset({entry})
+        turn = self._lanes.start()
+        edges = [
+            _EdgeFlow(edge)
+            for edge in self._pipeline.edges
+            if edge.source in stages and edge.target in stages
+        ]
+        flow = _Flow(turn, lane, ports, stages, parameters, edges)
+        self._bindings[entry].run(turn, lane, parameters.get(entry, {}), inputs)
+        flow.started.add(entry)
+        self._flows[turn] = flow
+        self._watch_waiting(flow, now_ms)
+        return turn
+
+    def output(self, stage: str, output: Output, now_ms: float) -> None:
+        """A stage produced a piece of the turn's output."""
+        flow = self._flows.get(output.turn)
+        if flow is None or not self._lanes.wanted(flow.lane, flow.turn):
+            return
+        payload = output.payload.payload
+        if not flow.ports and stage in flow.stages:
+            self._emit(Produced(flow.turn, stage, payload))
+        for port in sorted(flow.ports):
+            if self._pipeline.outputs[port] == stage:
+                self._emit(Produced(flow.turn, port, payload))
+        for edge_flow in flow.edges:
+            if edge_flow.edge.source == stage and payload.type is PayloadType.TEXT:
+                edge_flow.clauses.push(payload.data.decode())
+                self._cut(flow, edge_flow)
+                self._advance(flow, edge_flow, now_ms)
+
+    def ended(self, stage: str, ended: TurnEnded, now_ms: float) -> None:
+        """A stage has said its last word about the turn."""
+        flow = self._flows.get(ended.turn)
+        if flow is None:
+            return
+        flow.ended[stage] = ended
+        if ended.status is not TurnStatus.COMPLETED:
+            error = ended.error or EngineFailed(f"stage {stage} cancelled the turn").info()
+            self._fail(flow, error)
+            return
+        for edge_flow in flow.edges:
+            if edge_flow.edge.source == stage:
+                edge_flow.source_ended = True
+                self._cut(flow, edge_flow)
+                self._advance(flow, edge_flow, now_ms)
+        if flow.turn in self._flows and flow.stages <= flow.ended.keys():
+            del self._flows[flow.turn]
+            self._emit(self._result(flow, None))
+
+    def take(self, turn: int, now_ms: float) -> None:
+        """The client side took all audio of one clause: its credit returns."""
+        flow = self._flows.get(turn)
+        if flow is None:
+            return
+        for edge_flow in flow.edges:
+            if edge_flow.held:
+                edge_flow.held -= 1
+                self._cut(flow, edge_flow)
+                self._advance(flow, edge_flow, now_ms)
+
+    def cancel(self, lane: str) -> None:
+        """Raise the floor of `lane`: its turns end here and on every stage they reached."""
+        flows = [flow for flow in self._flows.values() if flow.lane == lane]
+        floor = self._lanes.raise_floor(lane)
+        turns = {flow.turn for flow in flows}
+        for stage in self._pipeline.stages:
+            if any(stage in flow.started for flow in flows):
+                self._bindings[stage].raise_floor(lane, floor, turns)
+        for turn in turns:
+            del self._flows[turn]
+
+    def stage_lost(self, stage: str) -> None:
+        """The worker of `stage` is gone: turns that it had begun fail."""
+        error = EngineLost(f"the worker of stage {stage} was lost").info()
+        for flow in list(self._flows.values()):
+            if stage in flow.started and stage not in flow.ended and flow.waits_until_ms is None:
+                self._fail(flow, error)
+
+    def stage_ready(self, stage: str) -> None:
+        """Turns that waited for `stage` have been handed to it."""
+        for flow in self._flows.values():
+            if stage in flow.started and all(self._bindings[s].ready for s in flow.started):
+                flow.waits_until_ms = None
+
+    def stage_refused(self, stage: str, error: ErrorInfo) -> None:
+        """A new worker refused the session: turns that wait for the stage fail."""
+        for flow in list(self._flows.values()):
+            if stage in flow.started and stage not in flow.ended:
+                self._fail(flow, error)
+
+    def deadline(self) -> float | None:
+        """When the first turn that waits for a worker gives up."""
+        waits = [flow.waits_until_ms for flow in self._flows.values() if flow.waits_until_ms]
+        return min(waits) if waits else None
+
+    def tick(self, now_ms: float) -> None:
+        """Fail the turns that have waited for a worker long enough."""
+        for flow in list(self._flows.values()):
+            if flow.waits_until_ms is not None and flow.waits_until_ms <= now_ms:
+                missing = sorted(s for s in flow.started if not self._bindings[s].ready)
+                reason = f"no worker came for stage {', '.join(missing)}"
+                self._fail(flow, EngineLost(reason).info())
+
+    def forget(self, lane: str) -> None:
+        """`lane` sees no further turn: its floor need not be remembered."""
+        if lane != DEFAULT_LANE:
+            self._lanes.forget(lane)
+
+    def running(self, turn: int) -> bool:
+        """Whether the turn is still in progress."""
+        return turn in self._flows
+
+    def _watch_waiting(self, flow: _Flow, now_ms: float) -> None:
+        if not all(self._bindings[stage].ready for stage in flow.started):
+            flow.waits_until_ms = flow.waits_until_ms or now_ms + self._pipeline.limits.restore_ms
+
+    def _cut(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
+        """Cut what the edge's text allows: more eagerly while the voice has nothing to say."""
+        if edge_flow.edge.delivery is Delivery.CHUNK:
+            while len(edge_flow.queue) < CLAUSES_IN_FLIGHT or edge_flow.source_ended:
+                ahead = edge_flow.held + len(edge_flow.queue) > 0
+                clause = edge_flow.clauses.cut(buffered=ahead)
+                if clause is None:
+                    break
+                self._queue(flow, edge_flow, clause)
+        if edge_flow.source_ended and (rest := edge_flow.clauses.rest()) is not None:
+            self._queue(flow, edge_flow, rest)
+
+    def _queue(self, flow: _Flow, edge_flow: _EdgeFlow, clause: str) -> None:
+        edge_flow.queue.append(clause)
+        self._emit(ClauseCut(flow.turn, edge_flow.cut, clause))
+        edge_flow.cut += 1
+
+    def _advance(self, flow: _Flow, edge_flow: _EdgeFlow, now_ms: float) -> None:
+        """Hand clauses to the consumer while it has credit, then the end."""
+        target = edge_flow.edge.target
+        binding = self._bindings[target]
+        try:
+            while edge_flow.queue and edge_flow.held < CLAUSES_IN_FLIGHT:
+                payload = text_payload(edge_flow.queue.popleft(), clause=edge_flow.fed)
+                edge_flow.fed += 1
+                edge_flow.held += 1
+                if target in flow.started:
+                    binding.feed(flow.turn, payload)
+                else:
+                    parameters = flow.parameters.get(target, {})
+                    binding.run(flow.turn, flow.lane, parameters, [payload], last=False)
+                    flow.started.add(target)
+            if edge_flow.source_ended and not edge_flow.queue and not edge_flow.closed:
+                edge_flow.closed = True
+                if target in flow.started:
+                    binding.feed(flow.turn, None, last=True)
+                else:
+                    binding.run(flow.turn, flow.lane, flow.parameters.get(target, {}), [])
+                    flow.started.add(target)
+        except CapacityExceeded as error:
+            self._fail(flow, error.info())
+            return
+        self._watch_waiting(flow, now_ms)
+
+    def _fail(self, flow: _Flow, error: ErrorInfo) -> None:
+        del self._flows[flow.turn]
+        for stage in flow.started:
+            if stage not in flow.ended:
+                # A lane of replies runs one turn at a time, and a turn of the input lane has a
+                # single stage, which has ended or is gone: no other turn is below this floor.
+                self._bindings[stage].raise_floor(flow.lane, flow.turn + 1, {flow.turn})
+        self._emit(self._result(flow, error))
+
+    @staticmethod
+    def _result(flow: _Flow, error: ErrorInfo | None) -> FlowEnded:
+        usage = {stage: dict(ended.usage) for stage, ended in flow.ended.items()}
+        timelines = {stage: dict(ended.timeline) for stage, ended in flow.ended.items()}
+        return FlowEnded(flow.turn, error, usage, timelines)
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        return tuple(
+            (
+                flow.turn,
+                flow.lane,
+                tuple(sorted(flow.started)),
+                tuple(sorted(flow.ended)),
+                flow.waits_until_ms,
+                tuple((e.cut, e.fed, e.held, e.source_ended, e.closed) for e in flow.edges),
+            )
+            for flow in sorted(self._flows.values(), key=lambda flow: flow.turn)
+        )

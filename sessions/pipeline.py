@@ -1,0 +1,99 @@
+"""A pipeline as the session core sees it: stages, typed edges, outputs, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.payloads import PayloadType
+
+
+class Delivery(StrEnum):
+    """How a payload crosses an edge: piece by piece, or whole when the producer ended."""
+
+    CHUNK = "chunk"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A typed connection from one stage to the next."""
+
+    source: str
+    target: str
+    payload: PayloadType
+    delivery: Delivery
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a pipeline's sessions.
+
+    `sessions` counts those that are opening or closing too. `lead_ms` is how far
+    audio may be sent ahead of its play-out; `stall_ms` how long a client may leave
+    its answer unread before the session ends; `restore_ms` how long a turn waits
+    for a stage whose worker was lost.
+    """
+
+    sessions: int = 8
+    idle_ms: int = 300_000
+    max_age_ms: int = 3_600_000
+    lead_ms: int = 2_000
+    stall_ms: int = 30_000
+    restore_ms: int = 30_000
+    open_ms: int = 10_000
+    close_ms: int = 10_000
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A directed acyclic graph of stages with its output ports.
+
+    `stages` is in topological order; opening binds them in this order. `voices`
+    maps every name that a client may ask for to the voice that is spoken.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    outputs: Mapping[str, str]
+    limits: Limits = Limits()
+    instructions: str = ""
+    voice: str = ""
+    voices: Mapping[str, str] = field(default_factory=dict)
+
+    def edges_from(self, stage: str) -> Iterable[Edge]:
+        """The edges that leave `stage`."""
+        return (edge for edge in self.edges if edge.source == stage)
+
+    def needed(self, entry: str, ports: frozenset[str]) -> frozenset[str]:
+        """The stages that a turn which enters at `entry` runs to fill `ports`.
+
+        Those are the stages on a path from `entry` to the stage of a wanted port.
+        """
+        reachable = {entry}
+        for stage in self.stages:
+            if stage in reachable:
+                reachable.update(edge.target for edge in self.edges_from(stage))
+        useful = {self.outputs[port] for port in ports}
+        for stage in reversed(self.stages):
+            if any(edge.target in useful for edge in self.edges_from(stage)):
+                useful.add(stage)
+        return frozenset(reachable & useful)
+
+
+@dataclass(frozen=True)
+class DuplexRoles:
+    """Which stage of a duplex pipeline hears, which thinks, which speaks."""
+
+    hear: str
+    think: str
+    speak: str
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> DuplexRoles:
+        """The roles by position: the stage without input hears; the ports name the others."""
+        targets = {edge.target for edge in pipeline.edges}
+        hear = next(stage for stage in pipeline.stages if stage not in targets)
+        return cls(hear, pipeline.outputs["text"], pipeline.outputs["audio"])
