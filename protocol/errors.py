@@ -1,0 +1,120 @@
+"""Every failure that Antiphon reports, as one hierarchy.
+
+An error has a stable `code` (what programs branch on), a `kind` (whose fault it
+is, which each surface maps once to its own status), a message for people, and
+where it applies the `field` that was wrong.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ErrorKind(StrEnum):
+    """Whose fault a failure is; each surface maps a kind to its status once."""
+
+    CLIENT = "client"
+    CAPACITY = "capacity"
+    SERVER = "server"
+    FENCED = "fenced"
+    LOST = "lost"
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as it crosses a process boundary."""
+
+    code: str
+    kind: ErrorKind
+    message: str
+    field: str | None = None
+    retry_after_ms: int | None = None
+
+
+class AntiphonError(Exception):
+    """The root of all errors that a client or an operator is told of."""
+
+    code = "internal_error"
+    kind = ErrorKind.SERVER
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_ms = retry_after_ms
+        if code is not None:
+            self.code = code
+
+    def info(self) -> ErrorInfo:
+        """The form of this error that crosses process boundaries."""
+        return ErrorInfo(self.code, self.kind, self.message, self.field, self.retry_after_ms)
+
+
+class InvalidRequest(AntiphonError):
+    """The client sent something that cannot be carried out; its state is untouched."""
+
+    code = "invalid_value"
+    kind = ErrorKind.CLIENT
+
+
+class NotFound(InvalidRequest):
+    """The client named something that does not exist."""
+
+    code = "not_found"
+
+
+class CapacityExceeded(AntiphonError):
+    """There is no room now; `retry_after_ms` says when to try again, where it is known."""
+
+    code = "capacity_exceeded"
+    kind = ErrorKind.CAPACITY
+
+
+class EngineFailed(AntiphonError):
+    """An engine raised while it worked on this session's turn."""
+
+    code = "engine_failed"
+    kind = ErrorKind.SERVER
+
+
+class EngineLost(AntiphonError):
+    """The worker that held this turn or session died."""
+
+    code = "engine_lost"
+    kind = ErrorKind.LOST
+
+
+class SessionStateLost(AntiphonError):
+    """State that the next turn needs is gone and could not be rebuilt."""
+
+    code = "session_state_lost"
+    kind = ErrorKind.LOST
+
+
+class Fenced(AntiphonError):
+    """The command came from someone who no longer owns the session."""
+
+    code = "fenced"
+    kind = ErrorKind.FENCED
+
+
+class ConfigError(AntiphonError):
+    """The configuration cannot be used; the message names file, line and field."""
+
+    code = "config_invalid"
+    kind = ErrorKind.CLIENT
+
+
+class ModelFileError(AntiphonError):
+    """A model file is missing or is not the file that was pinned."""
+
+    code = "model_file_invalid"
+    kind = ErrorKind.SERVER

@@ -1,0 +1,199 @@
+"""Control messages between a gateway and a worker.
+
+Every command carries a fence; every report names the session and, where it
+belongs to one, the turn. The link below (`protocol.link`) orders, acknowledges
+and retransmits them; it does not look inside.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from protocol.connectors import Descriptor
+from protocol.errors import ErrorInfo
+
+PROTOCOL_VERSION = 1
+
+
+class Fence(msgspec.Struct, frozen=True, array_like=True):
+    """Who may command a session: its epoch and the gateway incarnation that owns it."""
+
+    session: str
+    epoch: int
+    owner: str
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """Create the session's state on this stage. Answered by `Answer`."""
+
+    fence: Fence
+    command: str
+    settings: dict[str, Any] = {}
+
+
+class Configure(msgspec.Struct, frozen=True, tag="configure"):
+    """Replace the session's settings of this stage, after all earlier input. Answered."""
+
+    fence: Fence
+    command: str
+    settings: dict[str, Any] = {}
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """One piece of stream input. Not answered; covered by `ReceivedThrough`.
+
+    `sequence` counts the session's inputs to this stage from 1 without gaps.
+    """
+
+    fence: Fence
+    sequence: int
+    payload: Descriptor
+
+
+class Signal(msgspec.Struct, frozen=True, tag="signal"):
+    """Out-of-turn control of the session's state on this stage. Answered."""
+
+    fence: Fence
+    command: str
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """Start a turn. Ended by exactly one `TurnEnded`.
+
+    With `last` false more input follows in `Feed`.
+    """
+
+    fence: Fence
+    turn: int
+    lane: str
+    parameters: dict[str, Any] = {}
+    inputs: list[Descriptor] = []
+    last: bool = True
+
+
+class Feed(msgspec.Struct, frozen=True, tag="feed"):
+    """More input for a running turn; `last` ends it. Ignored below the floor."""
+
+    fence: Fence
+    turn: int
+    payload: Descriptor | None
+    last: bool = False
+
+
+class RaiseFloor(msgspec.Struct, frozen=True, tag="raise_floor"):
+    """Content of turns below `floor` in `lane` is no longer wanted: cancel them.
+
+    Each cancelled turn still ends with one `TurnEnded`.
+    """
+
+    fence: Fence
+    lane: str
+    floor: int
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """Free everything of the session on this stage. Answered, also when it is unknown."""
+
+    fence: Fence
+    command: str
+    reason: str
+
+
+Command = Open | Configure | Update | Signal | Run | Feed | RaiseFloor | Close
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """The one answer to a command id; a repeated id gets the same answer again."""
+
+    session: str
+    command: str
+    error: ErrorInfo | None = None
+    result: dict[str, Any] = {}
+
+
+class ReceivedThrough(msgspec.Struct, frozen=True, tag="received_through"):
+    """The worker has applied the session's stream input up to `sequence`."""
+
+    session: str
+    sequence: int
+
+
+class StageEvent(msgspec.Struct, frozen=True, tag="stage_event"):
+    """Something that an engine noticed by itself, outside any turn."""
+
+    session: str
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """A piece of a turn's output; `sequence` counts from 1 within the turn."""
+
+    session: str
+    turn: int
+    sequence: int
+    payload: Descriptor
+
+
+class TurnStatus(StrEnum):
+    """How a turn ended on one stage."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
+    """The last word about a turn on this stage.
+
+    `usage` holds counters by name (tokens, samples). `timeline` holds hop times in
+    ms since the worker received the turn: queued, started, first_output, done.
+    """
+
+    session: str
+    turn: int
+    status: TurnStatus
+    error: ErrorInfo | None = None
+    usage: dict[str, Any] = {}
+    timeline: dict[str, float] = {}
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
+    """What a worker says of itself with each heartbeat.
+
+    `progress` grows whenever the engine gets anything done; `waiting` is work that
+    has been accepted and not finished. Waiting without progress is wedged.
+    """
+
+    stage: str
+    sessions: int
+    waiting: int
+    progress: int
+    resident_bytes: int = 0
+
+
+Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """The msgpack form of a message."""
+    return _encoder.encode(message)
+
+
+def decode_command(data: bytes | memoryview) -> Command:
+    """A command from its msgpack form. Raises msgspec.DecodeError when it is not one."""
+    return _commands.decode(data)
+
+
+def decode_report(data: bytes | memoryview) -> Report:
+    """A report from its msgpack form. Raises msgspec.DecodeError when it is not one."""
+    return _reports.decode(data)

@@ -1,0 +1,116 @@
+"""The engine interface: what a plug-in inside a worker implements.
+
+An engine owns one model in one worker process and makes one `EngineSession` for
+each session bound to the worker. All methods are called on the worker's event
+loop and must return quickly; heavy work belongs in threads that the engine owns
+(`asyncio.to_thread` or an executor of its own). An engine never imports the
+gateway. Third parties register theirs in the entry-point group
+`antiphon.engines`; the entry point names the `Engine` subclass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pydantic
+
+from protocol.payloads import Payload, PayloadType
+
+EmitEvent = Callable[[str, dict[str, Any]], None]
+"""Report something that the engine noticed outside any turn: (name, arguments)."""
+
+
+@dataclass
+class Turn:
+    """One unit of work handed to an engine session.
+
+    `inputs` yields the payloads of the turn in order and ends after the last; a
+    turn that streams (text clauses into a voice) gets them one by one. `emit`
+    hands an output piece to the runtime and may be called only on the loop.
+    """
+
+    number: int
+    lane: str
+    parameters: dict[str, Any]
+    inputs: AsyncIterator[Payload]
+    emit: Callable[[Payload], None]
+
+
+@dataclass
+class TurnResult:
+    """What a completed turn used: counters by name, for `usage`."""
+
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+class EngineSession(ABC):
+    """The state of one session inside an engine."""
+
+    @abstractmethod
+    async def run(self, turn: Turn) -> TurnResult:
+        """Carry out `turn`.
+
+        Cancellation (asyncio.CancelledError) means that its content is no longer
+        wanted: stop computing as soon as the engine can and leave the session's
+        state as if the turn had produced only what was emitted. Any other
+        exception fails this turn only.
+        """
+
+    def update(self, payload: Payload) -> None:
+        """Apply one piece of stream input. Engines without stream input refuse it."""
+        raise NotImplementedError("this engine takes no stream input")
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Replace the session's settings.
+
+        Raises protocol.errors.InvalidRequest naming the field; the old settings stay.
+        """
+        raise NotImplementedError("this engine's session settings are fixed at open")
+
+    def signal(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Out-of-turn control; the returned map is the answer's result.
+
+        Raises protocol.errors.InvalidRequest for a name it does not know.
+        """
+        raise NotImplementedError("this engine takes no signals")
+
+    def close(self) -> None:
+        """Free everything that the session holds. Running turns are cancelled before."""
+
+
+class Engine(ABC):
+    """One model in one worker process."""
+
+    Options: ClassVar[type[pydantic.BaseModel]]
+    """The stage options that config may set; unknown names are refused."""
+
+    inputs: ClassVar[frozenset[PayloadType]]
+    outputs: ClassVar[frozenset[PayloadType]]
+
+    @classmethod
+    @abstractmethod
+    def create(cls, options: Any) -> Engine:
+        """An engine from a validated `Options`. Nothing is loaded yet."""
+
+    @abstractmethod
+    async def load(self) -> None:
+        """Load the model and warm it up.
+
+        Raises protocol.errors.ModelFileError when a file is missing or not the
+        pinned one.
+        """
+
+    @abstractmethod
+    def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session's state on this engine.
+
+        Raises protocol.errors.InvalidRequest for settings it cannot honour and
+        protocol.errors.CapacityExceeded when it has no room.
+        """
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Stop threads and free the model. Sessions are closed before."""
