@@ -1,0 +1,1 @@
+"""Stand-ins for tests: nothing here is a model, and nothing outside tests imports it."""
