@@ -167,7 +167,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     """What a worker says of itself with each heartbeat.
 
     `progress` grows whenever the engine gets anything done; `waiting` is work that
-    has been accepted and not finished. Waiting without progress is wedged.
+    has been accepted and not finished. Waiting without progress is wedged. With `ready`
+    false the worker is still loading its model and opens no session.
     """
 
     stage: str
@@ -175,6 +176,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     waiting: int
     progress: int
     resident_bytes: int = 0
+    ready: bool = True
 
 
 Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus
