@@ -1,0 +1,47 @@
+"""The operator's endpoints: `/v1/admin/...`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.access import Access
+from gateway.hosting import SessionHost
+from protocol.errors import NotFound
+
+
+class AdminApi:
+    """Sessions and workers of this gateway, for who has an admin key."""
+
+    def __init__(self, host: SessionHost, access: Access) -> None:
+        self._host = host
+        self._access = access
+
+    def routes(self) -> list[Route]:
+        """The routes, to be mounted at the root."""
+        return [
+            Route("/v1/admin/sessions", self.list_sessions, methods=["GET"]),
+            Route("/v1/admin/sessions/{session}", self.close_session, methods=["DELETE"]),
+            Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
+        ]
+
+    async def list_sessions(self, request: Request) -> Response:
+        """`GET /v1/admin/sessions`."""
+        self._access.check_admin(request.scope)
+        return JSONResponse({"sessions": [asdict(entry) for entry in self._host.sessions()]})
+
+    async def close_session(self, request: Request) -> Response:
+        """`DELETE /v1/admin/sessions/{id}`: close it now."""
+        self._access.check_admin(request.scope)
+        session = request.path_params["session"]
+        if not self._host.close_session(session):
+            raise NotFound("There is no such session.", code="session_not_found")
+        return JSONResponse({"id": session, "closing": True}, status_code=202)
+
+    async def list_workers(self, request: Request) -> Response:
+        """`GET /v1/admin/workers`."""
+        self._access.check_admin(request.scope)
+        return JSONResponse({"workers": [asdict(entry) for entry in self._host.workers()]})

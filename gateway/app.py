@@ -1,0 +1,164 @@
+"""The gateway's ASGI application: routes, and the guard in front of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.access import Access, AccessDenied
+from gateway.admin import AdminApi
+from gateway.console_files import CONSOLE_FOLDER, ConsoleFiles
+from gateway.health import readiness
+from gateway.hosting import SessionHost
+from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.surfaces.realtime import RealtimeSocket
+from gateway.surfaces.realtime.outputs import error_body
+from protocol.config import GatewayConfig
+from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
+
+MAX_BODY_BYTES = 1024 * 1024
+
+_PROBES = frozenset({"/healthz", "/readyz"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_STATUS = {
+    ErrorKind.CLIENT: 400,
+    ErrorKind.CAPACITY: 503,
+    ErrorKind.SERVER: 500,
+    ErrorKind.FENCED: 503,
+    ErrorKind.LOST: 503,
+}
+
+
+def build_app(
+    host: SessionHost,
+    config: GatewayConfig,
+    metrics: GatewayMetrics,
+    console: Path = CONSOLE_FOLDER,
+) -> Starlette:
+    """The application that serves `host`. Starting and draining the host is the caller's."""
+    access = Access(config)
+    endpoints = _Endpoints(host, access, metrics)
+    return Starlette(
+        routes=[
+            WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
+            Route("/v1/models", endpoints.models, methods=["GET"]),
+            Route("/healthz", endpoints.healthz, methods=["GET"]),
+            Route("/readyz", endpoints.readyz, methods=["GET"]),
+            Route("/metrics", endpoints.metrics, methods=["GET"]),
+            *AdminApi(host, access).routes(),
+            Mount("/", ConsoleFiles(console)),
+        ],
+        middleware=[Middleware(Guard, access=access, metrics=metrics)],
+        exception_handlers={AntiphonError: _antiphon_error, HTTPException: _http_error},
+        max_body_size=MAX_BODY_BYTES,
+    )
+
+
+class Guard:
+    """Checks Host and Origin before anything else sees a request.
+
+    Health probes are let through: they come by address and under service names.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._access = access
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with 403."""
+        try:
+            if scope["type"] in ("http", "websocket"):
+                self._check(scope)
+        except AccessDenied as error:
+            if scope["type"] == "websocket":
+                self._metrics.open_refused(error.code)
+            await _refuse(error, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] in _PROBES:
+            return
+        self._access.check_host(scope)
+        if scope["type"] == "websocket" or scope["method"] not in _SAFE_METHODS:
+            self._access.check_origin(scope)
+
+
+class _Endpoints:
+    def __init__(self, host: SessionHost, access: Access, metrics: GatewayMetrics) -> None:
+        self._host = host
+        self._access = access
+        self._metrics = metrics
+        self._started_s = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`: what a client may name as its model."""
+        self._access.tenant(request.scope)
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": self._started_s,
+                        "owned_by": "antiphon",
+                    }
+                    for name in self._host.pipelines
+                ],
+            }
+        )
+
+    async def healthz(self, request: Request) -> Response:
+        """`GET /healthz`: the event loop answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        """`GET /readyz[?pipeline=P[&capacity=1]]`."""
+        query = request.query_params
+        strict = query.get("capacity", "") in ("1", "true")
+        answer = readiness(self._host, query.get("pipeline"), strict)
+        return JSONResponse(answer.body, status_code=200 if answer.ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`, in Prometheus' text format."""
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
+        "extensions", {}
+    ):
+        with contextlib.suppress(OSError):
+            await send({"type": "websocket.close", "code": 1008, "reason": error.code})
+        return
+    response = JSONResponse(error_body(error.info()), status_code=error.status)
+    await response(scope, receive, send)
+
+
+async def _antiphon_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AntiphonError)
+    if isinstance(error, AccessDenied):
+        status = error.status
+    else:
+        status = 404 if isinstance(error, NotFound) else _STATUS[error.kind]
+    return JSONResponse(error_body(error.info()), status_code=status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    info = ErrorInfo(code, ErrorKind.CLIENT, f"{error.detail}.")
+    return JSONResponse(
+        error_body(info), status_code=error.status_code, headers=dict(error.headers or {})
+    )

@@ -1,0 +1,114 @@
+"""What waits to be sent to one client.
+
+The queue is bounded in bytes. Its rule is to pace the producer: above the high mark
+the producer is told to stop, below the low mark to go on. What it still says in
+between (closing events, answers to commands) fits between the high mark and the
+limit; a client that lets even that fill up is cut off, never fed with gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+LIMIT_BYTES = 4 * 1024 * 1024
+HIGH_BYTES = 1024 * 1024
+LOW_BYTES = 256 * 1024
+
+Send = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class EgressLimits:
+    """Bounds of a queue in bytes: `low` < `high` < `limit`."""
+
+    low: int = LOW_BYTES
+    high: int = HIGH_BYTES
+    limit: int = LIMIT_BYTES
+
+
+class EgressOverflow(Exception):
+    """The client has not read what was sent for so long that the queue is full."""
+
+
+class Egress:
+    """The frames of one connection on their way out. Frames are text; sizes are in characters,
+    which for this wire's mostly ASCII JSON are bytes.
+
+    `on_blocked(True)` is called when the queue passes its high mark and
+    `on_blocked(False)` when it has fallen below the low one.
+    """
+
+    def __init__(
+        self, on_blocked: Callable[[bool], None], limits: EgressLimits | None = None
+    ) -> None:
+        self._on_blocked = on_blocked
+        self._limits = limits or EgressLimits()
+        self._frames: deque[str] = deque()
+        self._bytes = 0
+        self._blocked = False
+        self._finished = False
+        self._overflowed = False
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.frames_sent = 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits, the frame that is being sent included."""
+        return self._bytes
+
+    def put(self, frame: str) -> None:
+        """Queue a frame. After `finish` or an overflow it is dropped: nobody will read it."""
+        if self._finished or self._overflowed:
+            return
+        size = len(frame)
+        if self._bytes + size > self._limits.limit:
+            self._overflowed = True
+            self._frames.clear()
+            self._wake.set()
+            self._room.set()
+            return
+        self._frames.append(frame)
+        self._bytes += size
+        self._wake.set()
+        if not self._blocked and self._bytes > self._limits.high:
+            self._blocked = True
+            self._room.clear()
+            self._on_blocked(True)
+
+    def finish(self) -> None:
+        """Nothing more will be put; `drain` ends when all is sent."""
+        self._finished = True
+        self._wake.set()
+        self._room.set()
+
+    async def room(self) -> None:
+        """Wait until the queue is not blocked: who makes a client's answers asks first."""
+        await self._room.wait()
+
+    async def drain(self, send: Send) -> None:
+        """Send frames in order until `finish`. Raises EgressOverflow."""
+        while True:
+            while self._frames:
+                frame = self._frames.popleft()
+                await send(frame)
+                self.frames_sent += 1
+                self._sent(len(frame))
+            if self._overflowed:
+                raise EgressOverflow
+            if self._finished:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _sent(self, size: int) -> None:
+        self._bytes -= size
+        if self._blocked and self._bytes < self._limits.low:
+            self._blocked = False
+            self._room.set()
+            if not self._finished:
+                self._on_blocked(False)

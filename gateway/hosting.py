@@ -1,0 +1,136 @@
+"""What surfaces and the operator's endpoints ask of the gateway's session host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from sessions.duplex.events import ClientOutput, ClientVerb
+
+OnOutput = Callable[[int, ClientOutput], None]
+
+
+class Attachment(Protocol):
+    """A client's hold on its session."""
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+
+    def send(self, verb: ClientVerb) -> None:
+        """Hand a verb to the session, in order. Bad input is answered by a `Refused` output."""
+
+    def set_blocked(self, blocked: bool) -> None:
+        """The client's egress queue is full, or has room again."""
+
+    def close(self, reason: str) -> None:
+        """Close the session; idempotent, clean-up goes on after the call."""
+
+
+class StageHealth(StrEnum):
+    """What can be said of the replicas of a stage, taken together."""
+
+    READY = "ready"
+    STARTING = "starting"
+    LOST = "lost"
+    WEDGED = "wedged"
+    """Work waits and nothing gets done."""
+
+
+@dataclass(frozen=True)
+class PipelineHealth:
+    """Whether a pipeline works, and how full it is."""
+
+    name: str
+    required: bool
+    stages: dict[str, StageHealth]
+    sessions: int
+    session_limit: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether a replica of every stage makes progress."""
+        return all(health is StageHealth.READY for health in self.stages.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether one more session would be refused."""
+        return self.sessions >= self.session_limit
+
+
+@dataclass(frozen=True)
+class SessionSummary:
+    """A session as operators see it. Times in seconds."""
+
+    id: str
+    pipeline: str
+    kind: str
+    tenant: str
+    state: str
+    epoch: int
+    turns: int
+    age_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class WorkerSummary:
+    """A worker as operators see it."""
+
+    stage: str
+    worker: str
+    incarnation: str
+    state: str
+    sessions: int
+    waiting: int
+    progress: int
+    resident_bytes: int
+
+
+class SessionHost(Protocol):
+    """Opens sessions and knows what runs."""
+
+    @property
+    def pipelines(self) -> Mapping[str, Any]:
+        """The pipelines by name, the default one first."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether this gateway takes no more sessions."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this gateway may act on its sessions."""
+
+    def resolve(self, model: str | None) -> str:
+        """The pipeline that a client's `model` names; None: the default. Raises NotFound."""
+
+    async def open(
+        self,
+        *,
+        pipeline: str,
+        tenant: str,
+        settings_patch: dict[str, Any] | None,
+        on_output: OnOutput,
+    ) -> Attachment:
+        """Open a session. Raises AntiphonError, and then holds nothing.
+
+        `on_output` gets (sequence, output) on the event loop; SessionEnded is the last.
+        """
+
+    def health(self) -> list[PipelineHealth]:
+        """The state of every pipeline."""
+
+    def sessions(self) -> list[SessionSummary]:
+        """All sessions that hold anything."""
+
+    def workers(self) -> list[WorkerSummary]:
+        """All workers that the config names or that were seen."""
+
+    def close_session(self, session: str) -> bool:
+        """Close a session for the operator; False when there is none of that id."""
+
+    def drain(self) -> None:
+        """Take no more sessions and close all with reason `drained`."""

@@ -1,0 +1,228 @@
+"""The gateway's metrics. Each family is defined in docs/operations.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sessions.actions import TurnMeasured
+from sessions.lifecycle import State
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCY_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+_RTF = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
+_LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+
+
+class Queue(Protocol):
+    """Anything whose fill can be asked for when metrics are read."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait in it."""
+
+
+class FrameCounts:
+    """Frames of one surface: plain integers, because they are counted on the hot path."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.sent = 0
+
+
+class GatewayMetrics:
+    """Everything that one gateway process counts, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._sessions = Gauge(
+            "antiphon_sessions", "Sessions by state.", ["pipeline", "state"], registry=registry
+        )
+        self._opened = Counter(
+            "antiphon_sessions_opened", "Sessions opened.", ["pipeline"], registry=registry
+        )
+        self._closed = Counter(
+            "antiphon_sessions_closed",
+            "Sessions closed, by reason.",
+            ["pipeline", "reason"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "antiphon_opens_refused",
+            "Connections and opens refused, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._turns = Counter(
+            "antiphon_turns", "Turns ended, by status.", ["pipeline", "status"], registry=registry
+        )
+        self._ttft = Histogram(
+            "antiphon_server_ttft_seconds",
+            "End of the user's turn to first text, taken at the server.",
+            ["pipeline"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self._ttfp = Histogram(
+            "antiphon_server_ttfp_seconds",
+            "End of the user's turn to first audio, taken at the server.",
+            ["pipeline"],
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self._rtf = Histogram(
+            "antiphon_server_rtf",
+            "Time to synthesise over duration of the audio, per turn, taken at the server.",
+            ["pipeline"],
+            buckets=_RTF,
+            registry=registry,
+        )
+        self._errors = Counter(
+            "antiphon_errors", "Errors told to clients, by code.", ["code"], registry=registry
+        )
+        self._worker_up = Gauge(
+            "antiphon_worker_up",
+            "1 while the gateway has a link to the worker.",
+            ["stage", "worker"],
+            registry=registry,
+        )
+        self._worker_restarts = Counter(
+            "antiphon_worker_restarts",
+            "Times that a new incarnation of a worker replaced a known one.",
+            ["stage", "worker"],
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "antiphon_loop_lag_seconds",
+            "How late the event loop runs a timer.",
+            buckets=_LAG_S,
+            registry=registry,
+        )
+        self._egresses: set[Queue] = set()
+        self._links: dict[str, Callable[[], int]] = {}
+        self._frames: dict[str, FrameCounts] = {}
+        registry.register(_AtRead(self._read))
+
+    # Sessions and turns, told by the session host
+
+    def session_state_changed(
+        self, pipeline: str, before: State | None, after: State | None
+    ) -> None:
+        """A session moved; None: it did not exist before, or does not any more."""
+        if before is not None:
+            self._sessions.labels(pipeline, before.value).dec()
+        if after is not None:
+            self._sessions.labels(pipeline, after.value).inc()
+
+    def session_opened(self, pipeline: str) -> None:
+        """A session became active."""
+        self._opened.labels(pipeline).inc()
+
+    def session_closed(self, pipeline: str, reason: str) -> None:
+        """A session that had been active ended."""
+        self._closed.labels(pipeline, reason).inc()
+
+    def open_refused(self, reason: str) -> None:
+        """A connection or an open was refused; `reason` is an error code."""
+        self._refused.labels(reason).inc()
+
+    def turn_finished(self, pipeline: str, turn: TurnMeasured) -> None:
+        """A turn ended."""
+        self._turns.labels(pipeline, turn.status).inc()
+        if turn.ttft_ms is not None:
+            self._ttft.labels(pipeline).observe(turn.ttft_ms / 1000)
+        if turn.ttfp_ms is not None:
+            self._ttfp.labels(pipeline).observe(turn.ttfp_ms / 1000)
+        if turn.rtf is not None:
+            self._rtf.labels(pipeline).observe(turn.rtf)
+
+    # Workers and links, told by the session host
+
+    def worker_state_changed(self, stage: str, worker: str, up: bool) -> None:
+        """A worker can be talked to, or cannot."""
+        self._worker_up.labels(stage, worker).set(1 if up else 0)
+        self._worker_restarts.labels(stage, worker)
+
+    def worker_restarted(self, stage: str, worker: str) -> None:
+        """A new incarnation took the place of a worker that was known."""
+        self._worker_restarts.labels(stage, worker).inc()
+
+    def watch_link(self, worker: str, depth: Callable[[], int]) -> None:
+        """`depth()` is how many messages to `worker` are not acknowledged."""
+        self._links[worker] = depth
+
+    def forget_link(self, worker: str) -> None:
+        """There is no link to `worker` any more."""
+        self._links.pop(worker, None)
+
+    # Connections, told by surfaces
+
+    def error_told(self, code: str) -> None:
+        """A client was told of an error."""
+        self._errors.labels(code).inc()
+
+    def watch_egress(self, queue: Queue) -> None:
+        """Count `queue` in the egress depth until `forget_egress`."""
+        self._egresses.add(queue)
+
+    def forget_egress(self, queue: Queue) -> None:
+        """The connection of `queue` is gone."""
+        self._egresses.discard(queue)
+
+    def frames(self, surface: str) -> FrameCounts:
+        """The frame counts of a surface."""
+        return self._frames.setdefault(surface, FrameCounts())
+
+    def loop_lag(self, seconds: float) -> None:
+        """A timer of the event loop ran this late."""
+        self._lag.observe(seconds)
+
+    def render(self) -> bytes:
+        """All families in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _read(self) -> Iterator[Metric]:
+        depths = [queue.queued_bytes for queue in self._egresses]
+        yield GaugeMetricFamily(
+            "antiphon_connections", "Open client connections.", value=len(depths)
+        )
+        yield GaugeMetricFamily(
+            "antiphon_egress_queue_bytes",
+            "Bytes that wait to be sent to clients, in all.",
+            value=sum(depths),
+        )
+        yield GaugeMetricFamily(
+            "antiphon_egress_queue_bytes_max",
+            "Bytes that wait in the fullest client queue.",
+            value=max(depths, default=0),
+        )
+        links = GaugeMetricFamily(
+            "antiphon_link_queue_messages",
+            "Messages to a worker that it has not acknowledged.",
+            labels=["worker"],
+        )
+        for worker, depth in self._links.items():
+            links.add_metric([worker], depth())
+        yield links
+        frames = CounterMetricFamily(
+            "antiphon_frames", "Frames of client connections.", labels=["surface", "direction"]
+        )
+        for surface, counts in self._frames.items():
+            frames.add_metric([surface, "received"], counts.received)
+            frames.add_metric([surface, "sent"], counts.sent)
+        yield frames
+
+
+class _AtRead:
+    """A collector of values that are asked for when metrics are read."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()

@@ -1,0 +1,256 @@
+"""The WebSocket of the Realtime surface: `WS /v1/realtime?model=PIPELINE`.
+
+A thin shell: frames go through `Translation` to a session and back through a bounded
+egress queue. Programs are refused before the upgrade with an HTTP status; browsers,
+which cannot read one, after it with an error event and a close code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from urllib.parse import parse_qs
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway.access import Access, AccessDenied
+from gateway.egress import Egress, EgressOverflow
+from gateway.hosting import Attachment, SessionHost
+from gateway.metrics import FrameCounts, GatewayMetrics
+from gateway.surfaces.realtime.outputs import error_body
+from gateway.surfaces.realtime.translation import Farewell, Translation, farewell
+from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
+from sessions.duplex.events import ClientOutput, Refused, SessionEnded
+
+SUBPROTOCOL = "realtime"
+BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
+
+CLOSE_POLICY = 1008
+CLOSE_INTERNAL = 1011
+CLOSE_TRY_LATER = 1013
+CLOSE_UNSUPPORTED = 4000
+
+_GOODBYE_S = 1.0
+
+_HTTP_STATUS = {
+    ErrorKind.CLIENT: 400,
+    ErrorKind.CAPACITY: 503,
+    ErrorKind.SERVER: 500,
+    ErrorKind.FENCED: 503,
+    ErrorKind.LOST: 503,
+}
+_CLOSE_CODES = {
+    ErrorKind.CLIENT: CLOSE_POLICY,
+    ErrorKind.CAPACITY: CLOSE_TRY_LATER,
+    ErrorKind.SERVER: CLOSE_INTERNAL,
+    ErrorKind.FENCED: CLOSE_TRY_LATER,
+    ErrorKind.LOST: CLOSE_TRY_LATER,
+}
+
+log = structlog.get_logger(__name__)
+
+
+class Unsupported(InvalidRequest):
+    """A dialect or purpose of the protocol that is not served; told after the upgrade."""
+
+
+class RealtimeSocket:
+    """The ASGI application of `WS /v1/realtime`. Host and Origin are checked before it."""
+
+    def __init__(self, host: SessionHost, access: Access, metrics: GatewayMetrics) -> None:
+        self._host = host
+        self._access = access
+        self._metrics = metrics
+        self._frames = metrics.frames("realtime")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until it ends."""
+        message = await receive()
+        if message["type"] != "websocket.connect":
+            return
+        subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
+        try:
+            tenant = self._access.tenant(scope, scope["subprotocols"])
+            pipeline = self._host.resolve(_asked_model(scope))
+            connection = _Connection(pipeline, self._metrics, self._frames, receive, send)
+            attachment = await self._host.open(
+                pipeline=pipeline,
+                tenant=tenant,
+                settings_patch=None,
+                on_output=connection.on_output,
+            )
+        except AntiphonError as error:
+            self._metrics.open_refused(error.code)
+            log.info("open refused", surface="realtime", code=error.code)
+            await self._refuse(error, subprotocol, scope, receive, send)
+            return
+        try:
+            await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+            await connection.run(attachment)
+        except OSError:
+            pass  # The client hung up during the upgrade.
+        finally:
+            attachment.close("client")
+
+    async def _refuse(
+        self,
+        error: AntiphonError,
+        subprotocol: str | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        can_read_status = "websocket.http.response" in scope.get("extensions", {})
+        if can_read_status and subprotocol is None and not isinstance(error, Unsupported):
+            headers = {}
+            if error.retry_after_ms is not None:
+                headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+            response = JSONResponse(
+                error_body(error.info()), status_code=_http_status(error), headers=headers
+            )
+            await response(scope, receive, send)
+            return
+        self._metrics.error_told(error.code)
+        try:
+            await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+            frame = Translation("", event_prefix=secrets.token_hex(6), new_id=_new_id).refusal(
+                error
+            )
+            await send({"type": "websocket.send", "text": frame})
+            code = CLOSE_UNSUPPORTED if isinstance(error, Unsupported) else _CLOSE_CODES[error.kind]
+            reason = f"invalid_request_error.{error.code}" if code == 4000 else error.code
+            await send({"type": "websocket.close", "code": code, "reason": reason})
+        except OSError:
+            pass  # The client hung up first.
+
+
+class _Connection:
+    """One connection and its session, from the upgrade to the close."""
+
+    def __init__(
+        self,
+        model: str,
+        metrics: GatewayMetrics,
+        frames: FrameCounts,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._translation = Translation(model, event_prefix=secrets.token_hex(6), new_id=_new_id)
+        self._metrics = metrics
+        self._frames = frames
+        self._receive = receive
+        self._send = send
+        self._attachment: Attachment | None = None
+        self._egress = Egress(self._on_blocked)
+        self._farewell = Farewell(1000, "client")
+
+    def on_output(self, sequence: int, output: ClientOutput) -> None:
+        """Queue what the session puts out; it may come before `run`."""
+        for frame in self._translation.write(output):
+            self._egress.put(frame)
+        if isinstance(output, Refused):
+            self._metrics.error_told(output.error.code)
+        elif isinstance(output, SessionEnded):
+            self._farewell = farewell(output.reason, output.error)
+            if self._farewell.error is not None:
+                self._metrics.error_told(self._farewell.error.code)
+            self._egress.finish()
+
+    async def run(self, attachment: Attachment) -> None:
+        """Carry frames both ways until either side ends it."""
+        self._attachment = attachment
+        self._metrics.watch_egress(self._egress)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write())
+                await self._read(attachment)
+                writer.cancel()
+        except* EgressOverflow:
+            log.info("client does not read", session=attachment.session)
+            attachment.close("stalled")
+            await self._goodbye(CLOSE_POLICY, "session_stalled")
+        except* OSError:
+            pass  # The client is gone; the caller closes the session.
+        except* Exception:
+            log.exception("connection failed", session=attachment.session)
+            await self._goodbye(CLOSE_INTERNAL, "internal_error")
+        finally:
+            self._metrics.forget_egress(self._egress)
+
+    async def _read(self, attachment: Attachment) -> None:
+        while True:
+            await self._egress.room()
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            self._frames.received += 1
+            frame = message.get("text")
+            try:
+                verb = self._translation.read(message["bytes"] if frame is None else frame)
+            except InvalidRequest as error:
+                self._metrics.error_told(error.code)
+                self._egress.put(self._translation.refusal(error))
+                continue
+            attachment.send(verb)
+
+    async def _write(self) -> None:
+        await self._egress.drain(self._send_frame)
+        await self._send(
+            {
+                "type": "websocket.close",
+                "code": self._farewell.code,
+                "reason": self._farewell.reason,
+            }
+        )
+
+    async def _send_frame(self, frame: str) -> None:
+        await self._send({"type": "websocket.send", "text": frame})
+        self._frames.sent += 1
+
+    async def _goodbye(self, code: int, reason: str) -> None:
+        """Close with a reason, if the client takes it within a moment."""
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        except (OSError, RuntimeError, TimeoutError):
+            pass  # It does not read, or has hung up: the server drops the connection.
+
+    def _on_blocked(self, blocked: bool) -> None:
+        if self._attachment is not None:
+            self._attachment.set_blocked(blocked)
+
+
+def _asked_model(scope: Scope) -> str | None:
+    """The `model` of a request for a GA session. Raises InvalidRequest for other requests."""
+    beta = Headers(scope=scope).get("openai-beta", "")
+    if "realtime=v1" in beta or BETA_SUBPROTOCOL in scope["subprotocols"]:
+        raise Unsupported(
+            "The beta dialect is not served: leave out 'OpenAI-Beta: realtime=v1' and use the"
+            " GA events.",
+            code="beta_api_shape_disabled",
+        )
+    query = parse_qs(scope["query_string"].decode("latin-1"))
+    if "call_id" in query:
+        raise NotFound("There is no such call.", field="call_id")
+    intent = query.get("intent", [""])[0]
+    if intent:
+        raise Unsupported(
+            f"Intent '{intent[:64]}' is not served; name a model.",
+            code="invalid_intent",
+            field="intent",
+        )
+    models = query.get("model")
+    return models[0] if models else None
+
+
+def _http_status(error: AntiphonError) -> int:
+    if isinstance(error, AccessDenied):
+        return error.status
+    return 404 if isinstance(error, NotFound) else _HTTP_STATUS[error.kind]
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
