@@ -37,13 +37,13 @@ def tone(rate_hz: int, seconds: float = 0.5) -> npt.NDArray[np.float64]:
 
 def encoded(samples: npt.NDArray[np.float64], coding: int, bits: int) -> bytes:
     if coding == FLOAT:
-        return samples.astype(f"<f{bits // 8}").tobytes()
+        return bytes(samples.astype(f"<f{bits // 8}").tobytes())
     if bits == 8:
         return np.rint(samples * 127 + 128).astype(np.uint8).tobytes()
     whole = np.rint(samples * (2 ** (bits - 1) - 1)).astype("<i4")
     if bits == 24:
         return whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return whole.astype(f"<i{bits // 8}").tobytes()
+    return bytes(whole.astype(f"<i{bits // 8}").tobytes())
 
 
 @pytest.mark.parametrize(
