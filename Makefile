@@ -1,0 +1,39 @@
+# Everything sets itself up first: see scripts/setup.
+
+SHELL := /bin/bash
+CONFIG ?= examples/voice.yaml
+VENV := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test run test lint format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@echo
+	@echo "CONFIG=FILE chooses the config of 'make run' (now $(CONFIG)),"
+	@echo "ANTIPHON_PORT=N its port (default: the config's)."
+
+setup: ## install what 'make run' needs
+	@scripts/setup run
+
+setup-test: ## install what the tests need as well
+	@scripts/setup test
+
+run: ## serve examples/voice.yaml and print the address of the page
+	@scripts/setup run
+	@exec $(VENV)/antiphon serve -c $(CONFIG)
+
+test: ## lint and all tests: fast, with models, with a browser
+	@scripts/setup test
+	@exec scripts/test
+
+lint: ## ruff and mypy
+	@scripts/setup test
+	@exec scripts/test lint
+
+format: ## let ruff format the code
+	@scripts/setup test
+	@$(VENV)/ruff check --fix . && $(VENV)/ruff format .
+
+clean: ## remove the virtual environment and everything that was built
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
