@@ -50,6 +50,9 @@ from protocol.zmq_socket import LoopSocket, SendOutcome, check_endpoint, is_loca
 
 _log = structlog.get_logger(__name__)
 
+_PROBE_S = 0.25
+"""How long after a connection has ended the socket is asked whose it was."""
+
 
 class _Shell:
     """What both shells share: the clock, the timer and the end of the loop turn."""
@@ -280,11 +283,12 @@ class WorkerEndpoint(_Shell):
         self._turn_end_due = False
         self._status = status
         self._local = is_local(endpoint)
-        self._probe_again = False
+        self._probing: asyncio.TimerHandle | None = None
         self._socket = LoopSocket(
             zmq.ROUTER,
             on_message=self._on_message,
             on_monitor=self._on_monitor,
+            on_wake=self._on_wake,
             events=zmq.EVENT_DISCONNECTED,
         )
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -326,6 +330,9 @@ class WorkerEndpoint(_Shell):
     def close(self) -> None:
         """Unbind; idempotent."""
         self._stop()
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
         self._socket.close()
 
     def _refresh_status(self, *, announce: bool = False) -> None:
@@ -337,9 +344,6 @@ class WorkerEndpoint(_Shell):
         self._refresh_status()
 
     def _on_message(self, parts: list[bytes]) -> None:
-        if self._probe_again:
-            self._probe_again = False
-            self._handle(Probe())
         try:
             peer, data = parts
             gateway = peer.decode()
@@ -349,11 +353,21 @@ class WorkerEndpoint(_Shell):
         self._handle(Received(data, gateway))
 
     def _on_monitor(self, _event: zmq.Event) -> None:
-        # A ROUTER does not say who left: a heartbeat to everyone finds out. The event may
-        # come a moment before the socket itself knows, so the next message asks again.
-        if self._local:
-            self._probe_again = True
+        # A ROUTER does not say who left: a heartbeat to everyone finds out. The event comes
+        # a moment before the socket itself knows, so what wakes it next asks again.
+        if self._local and not self._closed.done():
+            if self._probing is not None:
+                self._probing.cancel()
+            self._probing = self._loop.call_later(_PROBE_S, self._probe_last)
             self._handle(Probe())
+
+    def _on_wake(self) -> None:
+        if self._probing is not None:
+            self._handle(Probe())
+
+    def _probe_last(self) -> None:
+        self._probing = None
+        self._handle(Probe())
 
     def _carry_out(self, action: Action) -> None:
         match action:

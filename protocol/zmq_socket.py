@@ -37,8 +37,9 @@ class SendOutcome(Enum):
 class LoopSocket:
     """A socket whose messages arrive as calls of `on_message(parts)` on the loop.
 
-    `on_monitor(event)` is called for the connection events in `events`. Sends never
-    wait: a message that the socket does not take now is dropped.
+    `on_monitor(event)` is called for the connection events in `events`, `on_wake()` after
+    the socket signalled and was read. Sends never wait: a message that the socket does
+    not take now is dropped.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class LoopSocket:
         *,
         on_message: Callable[[list[bytes]], None],
         on_monitor: Callable[[zmq.Event], None],
+        on_wake: Callable[[], None] | None = None,
         events: int,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class LoopSocket:
         self._socket = (context or zmq.Context.instance()).socket(kind)
         self._on_message = on_message
         self._on_monitor = on_monitor
+        self._on_wake = on_wake
         self._drain_due = False
         self._closed = False
         self._socket.set(zmq.LINGER, 0)
@@ -62,7 +65,7 @@ class LoopSocket:
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(events)
         self._fd = int(self._socket.get(zmq.FD))
         self._monitor_fd = int(self._monitor.get(zmq.FD))
-        self._loop.add_reader(self._fd, self.drain)
+        self._loop.add_reader(self._fd, self._woken)
         self._loop.add_reader(self._monitor_fd, self._drain_monitor)
         self._drain_soon()
 
@@ -129,6 +132,11 @@ class LoopSocket:
                 return SendOutcome.UNREACHABLE
             raise
         return SendOutcome.SENT
+
+    def _woken(self) -> None:
+        self.drain()
+        if self._on_wake is not None:
+            self._on_wake()
 
     def _drain_soon(self) -> None:
         if not self._drain_due:
