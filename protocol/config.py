@@ -213,6 +213,21 @@ class Config(_Section):
         return None
 
 
+_OPTIONS = tuple(
+    field.alias or name
+    for section in (
+        Config,
+        GatewayConfig,
+        PipelineConfig,
+        EdgeConfig,
+        LimitsConfig,
+        DefaultsConfig,
+    )
+    for name, field in section.model_fields.items()
+)
+"""Every option that a section knows, for guessing what a mistyped one meant."""
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """A config together with the text it came from, so that later checks can point at lines."""
@@ -238,7 +253,8 @@ def read_config(path: Path, environment: Mapping[str, str] | None = None) -> Con
         config = Config.model_validate(source.value)
     except pydantic.ValidationError as error:
         known = {problem.field for problem in problems}
-        problems += [p for p in source.problems_of(error) if p.field not in known]
+        found = source.problems_of(error, known=_OPTIONS)
+        problems += [problem for problem in found if problem.field not in known]
         raise config_error(problems) from None
     problems += [source.problem(location, reason) for location, reason in _contradictions(config)]
     if problems:
@@ -371,4 +387,6 @@ def _find_cycle(edges: tuple[EdgeConfig, ...]) -> list[str]:
     path = [remaining[0].source]
     while path[-1] not in path[:-1]:
         path.append(incoming[path[-1]])
-    return path[path.index(path[-1]) :][::-1]
+    cycle = path[path.index(path[-1]) :][:0:-1]
+    start = min(range(len(cycle)), key=lambda i: [e.source for e in edges].index(cycle[i]))
+    return [*cycle[start:], *cycle[:start], cycle[start]]

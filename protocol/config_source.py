@@ -19,6 +19,7 @@ Location = tuple[str | int, ...]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000
+_PLAIN_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -58,8 +59,7 @@ class Source:
     ) -> list[Problem]:
         """What pydantic found in the part of the file at `below`.
 
-        `known` are names that a mistyped option at `below` may have meant, beside
-        those of pydantic's own model.
+        `known` are the names that a mistyped option may have meant.
         """
         problems = []
         for detail in error.errors(include_url=False):
@@ -117,9 +117,10 @@ class _Reader:
     def read(self, node: yaml.Node, location: Location, ancestors: tuple[yaml.Node, ...]) -> Any:
         self._nodes += 1
         if self._nodes > MAX_NODES or node in ancestors:
-            raise yaml.MarkedYAMLError(
-                problem="contains itself or is too large", problem_mark=node.start_mark
-            )
+            problem = "a part contains itself, or there are too many parts"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+            raise yaml.MarkedYAMLError(problem="unknown tag", problem_mark=node.start_mark)
         self.lines.setdefault(location, node.start_mark.line + 1)
         ancestors = (*ancestors, node)
         if isinstance(node, yaml.MappingNode):
@@ -137,12 +138,13 @@ class _Reader:
     ) -> dict[str, Any]:
         seen: dict[str, int] = {}
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
             line = key_node.start_mark.line + 1
             if key_node.value in seen:
                 reason = f"is given twice; first in line {seen[key_node.value]}"
-                self._complain(line, (*location, str(key_node.value)), reason)
-            if isinstance(key_node, yaml.ScalarNode):
-                seen[key_node.value] = line
+                self._complain(line, (*location, key_node.value), reason)
+            seen[key_node.value] = line
         self._loader.flatten_mapping(node)
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:

@@ -1,0 +1,242 @@
+"""What a config file may say, and how its mistakes are pointed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.config import (
+    Config,
+    Delivery,
+    GatewayConfig,
+    Modality,
+    check_binding,
+    load_config,
+)
+from protocol.errors import ConfigError
+from protocol.payloads import PayloadType
+
+ROOT = Path(__file__).parent.parent.parent
+
+GOOD = """\
+gateway: {host: 127.0.0.1, port: 8080}
+directory: memory
+stages:
+  listen: {engine: speech-in, vad: silero}
+  think: {engine: ar, model: gemma-3-270m, replicas: 2}
+  speak:
+    engine: codec
+    budget: {cpu: 512MiB}
+pipelines:
+  voice:
+    kind: duplex
+    required: true
+    aliases: [gpt-realtime]
+    edges:
+      - {from: listen, to: think, payload: text, delivery: full}
+      - {from: think, to: speak, payload: text, delivery: chunk}
+    outputs: {text: think, audio: speak}
+    limits: {sessions: 3, idle_s: 300, max_age_s: 3600, grace_s: 30}
+    defaults: {voice: joe}
+    voices:
+      joe: [alloy, marin]
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "voice.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str, environment: dict[str, str] | None = None) -> Config:
+    return load_config(write(folder, text), environment or {})
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    """What is wrong with `text`, a line a problem, without the file's name."""
+    path = write(folder, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    lines = caught.value.message.splitlines()
+    assert all(line.startswith(f"{path}:") for line in lines)
+    return [line.removeprefix(f"{path}:") for line in lines]
+
+
+def changed(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1
+    return GOOD.replace(old, new)
+
+
+def test_a_whole_config_is_read(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD)
+    assert config.gateway.port == 8080
+    assert config.stages["think"].replicas == 2
+    assert config.stages["think"].options == {"model": "gemma-3-270m"}
+    assert config.stages["speak"].budget == {"cpu": 512 << 20}
+    voice = config.pipelines["voice"]
+    assert voice.stages == ("listen", "think", "speak")
+    assert voice.entry == "listen"
+    assert voice.outputs == {Modality.TEXT: "think", Modality.AUDIO: "speak"}
+    assert voice.limits.sessions == 3
+    assert voice.limits.lead_ms == 2000
+    edge = voice.edges[1]
+    assert (edge.source, edge.target, edge.payload) == ("think", "speak", PayloadType.TEXT)
+    assert edge.delivery is Delivery.CHUNK
+
+
+def test_the_example_is_valid() -> None:
+    config = load_config(ROOT / "examples" / "voice.yaml", {})
+    assert config.default_pipeline == "voice"
+    assert config.pipelines["voice"].required
+
+
+def test_a_model_names_a_pipeline_or_an_alias_of_one(tmp_path: Path) -> None:
+    config = load(tmp_path, GOOD)
+    assert config.resolve_pipeline("voice") == "voice"
+    assert config.resolve_pipeline("gpt-realtime") == "voice"
+    assert config.resolve_pipeline("gpt-4") is None
+
+
+def test_a_voice_answers_to_its_aliases(tmp_path: Path) -> None:
+    pipeline = load(tmp_path, GOOD).pipelines["voice"]
+    assert [pipeline.voice(name) for name in ("joe", "marin", "bob")] == ["joe", "joe", None]
+
+
+def test_stages_come_after_the_ones_that_feed_them(tmp_path: Path) -> None:
+    first, second = (line for line in GOOD.splitlines() if "from:" in line)
+    swapped = GOOD.replace(f"{first}\n{second}", f"{second}\n{first}")
+    assert swapped != GOOD
+    assert load(tmp_path, swapped).pipelines["voice"].stages == ("listen", "think", "speak")
+
+
+def test_a_value_can_come_from_the_environment(tmp_path: Path) -> None:
+    text = changed("port: 8080", 'port: 8080, keys: ["${VOICE_KEY}"]')
+    config = load(tmp_path, text, {"VOICE_KEY": "a-long-enough-key"})
+    assert config.gateway.keys == ("a-long-enough-key",)
+    assert problems(tmp_path, text) == [
+        "1: gateway.keys[0]: environment variable VOICE_KEY is not set"
+    ]
+
+
+def test_keys_do_not_show(tmp_path: Path) -> None:
+    config = load(tmp_path, changed("port: 8080", "port: 8080, keys: [a-long-enough-key]"))
+    assert config.gateway.keys == ("a-long-enough-key",)
+    assert "a-long-enough-key" not in repr(config)
+    (problem,) = problems(tmp_path, changed("port: 8080", "port: 8080, keys: [secret key]"))
+    assert "secret key" not in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("port: 8080", "port: 99999", "1: gateway.port: must be less than or equal to 65535"),
+        ("port: 8080", "prt: 8080", "1: gateway.prt: unknown option; did you mean port?"),
+        ("port: 8080", "tls_key: k.pem", "1: gateway: tls_cert and tls_key belong together"),
+        ("port: 8080", "origins: ['*']", "1: gateway.origins[0]: must be an origin such as"),
+        ("directory: memory", "directory: disk", "2: directory: must be 'memory'"),
+        ("replicas: 2", "replicas: two", "5: stages.think.replicas: must be a valid integer"),
+        ("512MiB", "512Mops", "8: stages.speak.budget.cpu: could not interpret byte unit"),
+        ("    engine: codec\n", "", "6: stages.speak.engine: is missing"),
+        ("kind: duplex", "kind: simplex", "11: pipelines.voice.kind: must be 'duplex'"),
+        ("from: listen", "from: hear", "15: pipelines.voice.edges[0].from: there is no stage hear"),
+        ("to: speak", "to: talk", "16: pipelines.voice.edges[1].to: there is no stage talk"),
+        (
+            "to: think, payload: text",
+            "to: think, payload: texts",
+            "15: pipelines.voice.edges[0].payload: must be 'text'",
+        ),
+        ("audio: speak", "audio: sing", "17: pipelines.voice.outputs.audio: there is no stage"),
+        ("audio: speak", "video: speak", "17: pipelines.voice.outputs.video: must be 'text'"),
+        (
+            "outputs: {text: think, audio: speak}",
+            "outputs: {text: think}",
+            "16: pipelines.voice.edges[1].to: speak leads to no output",
+        ),
+        (
+            "[gpt-realtime]",
+            "[gpt-realtime, gpt-realtime]",
+            "13: pipelines.voice.aliases[1]: gpt-realtime already names pipeline voice",
+        ),
+        ("[gpt-realtime]", "[voice]", "13: pipelines.voice.aliases[0]: voice already names"),
+        ("[alloy, marin]", "[alloy, joe]", "21: pipelines.voice.voices.joe[1]: joe already names"),
+        ("{voice: joe}", "{voice: jim}", "19: pipelines.voice.defaults.voice: jim is not in"),
+        (
+            "listen, to: think",
+            "listen, to: speak",
+            "14: pipelines.voice.edges: input can enter at one stage only",
+        ),
+        ("  think:", "  spare: {engine: ar}\n  think:", "5: stages.spare: no pipeline uses"),
+    ],
+)
+def test_a_mistake_is_pointed_at(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    found = problems(tmp_path, changed(old, new))
+    assert [line for line in found if line.startswith(problem)], found
+
+
+def test_a_cycle_is_shown(tmp_path: Path) -> None:
+    back = "      - {from: speak, to: listen, payload: audio}\n    outputs:"
+    assert problems(tmp_path, changed("    outputs:", back)) == [
+        "14: pipelines.voice.edges: the edges form a cycle: listen -> think -> speak -> listen"
+    ]
+
+
+def test_all_mistakes_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = changed("port: 8080", "port: no port").replace("sessions: 3", "sessions: 0")
+    text = text.replace("replicas: 2", "replicas: 2, replicas: 3")
+    lines = [problem.partition(":")[0] for problem in problems(tmp_path, text)]
+    assert lines == ["1", "5", "18"]
+
+
+def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, GOOD + "directory: memory\n") == [
+        "22: directory: is given twice; first in line 2"
+    ]
+
+
+def test_anchors_and_merges_work(tmp_path: Path) -> None:
+    text = changed("  think: {engine: ar,", "  think: &ar {engine: ar,").replace(
+        "speech-in, vad: silero}", "speech-in}"
+    )
+    text = text.replace("    engine: codec\n", "    <<: *ar\n    engine: codec\n")
+    text = text.replace("  listen: {engine: speech-in}\n", "")
+    text = text.replace("  speak:\n", "  listen: {engine: speech-in}\n  speak:\n", 1)
+    speak = load(tmp_path, text).stages["speak"]
+    assert (speak.engine, speak.replicas) == ("codec", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stages: [\n", "2: is not valid YAML"),
+        ("a: &a [*a]\n", "1: is not valid YAML: a part contains itself"),
+        ("- 1\n", "1: must be a map"),
+        ("", "1: stages: is missing"),
+        ("a: !!python/object:os.system {}\n", "1: is not valid YAML: unknown tag"),
+        ("{}: 1\n", "1: a key must be plain text"),
+    ],
+)
+def test_what_is_not_a_config_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    assert any(line.startswith(problem) for line in problems(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes("stimme: hör".encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_config(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.0.1", "::1", "localhost"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    check_binding(GatewayConfig(host=host), insecure=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_off_loopback_needs_keys_or_a_word(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.keys is empty"):
+        check_binding(GatewayConfig(host=host), insecure=False)
+    check_binding(GatewayConfig(host=host, keys=("a-long-enough-key",)), insecure=False)
+    check_binding(GatewayConfig(host=host), insecure=True)
