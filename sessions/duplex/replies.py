@@ -196,6 +196,7 @@ class Replies:
         """Send what may be sent now, and complete what is complete."""
         context = self._context
         for generation in list(self._generations.values()):
+            sent_ms = generation.playback.sent_ms
             taken = generation.pump(context.now_ms, blocked)
             if generation.first_audio_at_ms is not None:
                 self.spoken = True
@@ -205,8 +206,9 @@ class Replies:
                 if generation.turn is not None:
                     context.orchestrator.take(generation.turn, context.now_ms)
             if taken:
-                context.progress()
                 generation.pump(context.now_ms, blocked)
+            if generation.playback.sent_ms != sent_ms:
+                context.progress()
             if generation.complete and not blocked and not generation.done:
                 self._complete(generation)
         while len(self._playbacks) > PLAYBACKS_KEPT:

@@ -1,0 +1,514 @@
+"""The shell around the session core: it carries the machines' actions out.
+
+Everything runs on the event loop and by direct calls: a verb, a worker's report or
+a deadline goes into the session's machine, and what comes out is done at once, in
+order. One timer is armed for the earliest deadline of all sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from gateway.hosting import (
+    OnOutput,
+    PipelineHealth,
+    SessionSummary,
+    StageHealth,
+    WorkerSummary,
+)
+from gateway.metrics import GatewayMetrics
+from gateway.pools import WEDGED_MS, Pools, Replica
+from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest, NotFound
+from protocol.messages import Close, Report, Run
+from sessions.actions import (
+    AskDirectory,
+    BindStage,
+    ClientBlocked,
+    ClientSaid,
+    CloseRequested,
+    DirectoryAnswered,
+    Event,
+    OpenRequested,
+    Released,
+    Reported,
+    StageBound,
+    StageLost,
+    StageUnavailable,
+    Tick,
+    ToClient,
+    ToStage,
+    TurnMeasured,
+)
+from sessions.admission import Admission
+from sessions.deadlines import Deadlines
+from sessions.directory import MemoryDirectory
+from sessions.duplex.events import ClientVerb, SessionCreated
+from sessions.lifecycle import CloseReason, State
+from sessions.pipeline import Pipeline
+from sessions.session import Identity, Session
+
+_log = structlog.get_logger(__name__)
+
+
+def new_id(prefix: str) -> str:
+    """An unguessable id that says what it names."""
+    return f"{prefix}_{secrets.token_urlsafe(15)}"
+
+
+@dataclass
+class _Hosted:
+    """A session with its connections: to the client, and to a replica of each stage."""
+
+    session: Session
+    on_output: OnOutput
+    opened: asyncio.Future[None]
+    opened_at_ms: float
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    announced: bool = False
+    turns: int = 0
+    counted_state: State | None = None
+
+
+class HostedAttachment:
+    """A client's hold on its session."""
+
+    def __init__(self, host: GatewayHost, session: str) -> None:
+        self._host = host
+        self._session = session
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        return self._session
+
+    def send(self, verb: ClientVerb) -> None:
+        """Hand a verb to the session; after its end it goes nowhere."""
+        self._host.handle(self._session, ClientSaid(verb))
+
+    def set_blocked(self, blocked: bool) -> None:
+        """The client's egress queue is full, or has room again."""
+        self._host.handle(self._session, ClientBlocked(blocked))
+
+    def close(self, reason: str) -> None:
+        """Close the session; idempotent, clean-up goes on after the call."""
+        self._host.handle(self._session, CloseRequested(CloseReason(reason)))
+
+
+class GatewayHost:
+    """The sessions of one gateway process. Make it on a running loop.
+
+    `workers` is (name, stage, endpoint) of every worker; `aliases` maps every name
+    that a client's `model` may be to a pipeline.
+    """
+
+    def __init__(
+        self,
+        pipelines: Mapping[str, Pipeline],
+        aliases: Mapping[str, str],
+        required: frozenset[str],
+        workers: list[tuple[str, str, str]],
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.pipelines = pipelines
+        self.incarnation = new_id("gateway")
+        self.draining = False
+        self._aliases = aliases
+        self._required = required
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._hosted: dict[str, _Hosted] = {}
+        self._admission = Admission()
+        self._directory = MemoryDirectory()
+        self._deadlines = Deadlines()
+        self._waiting: dict[str, dict[str, None]] = {}
+        self._incarnations: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._pools = Pools(
+            self.incarnation,
+            self._now_ms,
+            on_report=self._on_report,
+            on_ready=self._on_ready,
+            on_lost=self._on_lost,
+            on_change=self._on_change,
+        )
+        for name, stage, endpoint in workers:
+            replica = self._pools.add(name, stage, endpoint)
+            metrics.worker_state_changed(stage, name, False)
+            metrics.watch_link(name, lambda link=replica.link: link.unacknowledged)  # type: ignore[misc]
+
+    @property
+    def holds_lease(self) -> bool:
+        """With the memory directory the only gateway always may act."""
+        return True
+
+    # Opening
+
+    def resolve(self, model: str | None) -> str:
+        """The pipeline that a client's `model` names; None: the first one.
+
+        Raises NotFound.
+        """
+        if model is None:
+            return next(iter(self.pipelines))
+        pipeline = self._aliases.get(model)
+        if pipeline is None:
+            names = ", ".join(sorted(self.pipelines))
+            raise NotFound(
+                f"no model {model!r}; this gateway serves {names}",
+                field="model",
+                code="model_not_found",
+            )
+        return pipeline
+
+    async def open(
+        self,
+        *,
+        pipeline: str,
+        tenant: str,
+        settings_patch: dict[str, Any] | None,
+        on_output: OnOutput,
+    ) -> HostedAttachment:
+        """Open a session. Raises AntiphonError, and then holds nothing.
+
+        Cancelled at any point it closes what it had opened.
+        """
+        spec = self.pipelines[pipeline]
+        if self.draining:
+            raise CapacityExceeded("this gateway is draining", code="draining")
+        self._admission.take(spec)
+        now_ms = self._now_ms()
+        identity = Identity(
+            session=new_id("sess"),
+            epoch=1,
+            owner=self.incarnation,
+            tenant=tenant,
+            model=pipeline,
+            expires_at_s=int(time.time() + spec.limits.max_age_ms / 1000),
+        )
+        session = Session(identity, spec, new_id, now_ms)
+        hosted = _Hosted(session, on_output, self._loop.create_future(), now_ms)
+        if settings_patch:
+            try:
+                session.prepare(settings_patch)
+            except InvalidRequest:
+                self._admission.give_back(spec)
+                raise
+        self._hosted[identity.session] = hosted
+        attachment = HostedAttachment(self, identity.session)
+        self.handle(identity.session, OpenRequested())
+        try:
+            await hosted.opened
+        except asyncio.CancelledError:
+            attachment.close(CloseReason.CLIENT)
+            raise
+        return attachment
+
+    def close_session(self, session: str) -> bool:
+        """Close a session for the operator; False when there is none of that id."""
+        if session not in self._hosted:
+            return False
+        self.handle(session, CloseRequested(CloseReason.ADMIN))
+        return True
+
+    def drain(self) -> None:
+        """Take no more sessions and close all."""
+        self.draining = True
+        for session in list(self._hosted):
+            self.handle(session, CloseRequested(CloseReason.DRAINED))
+
+    async def drained(self) -> None:
+        """Wait until no session holds anything."""
+        while self._hosted:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def ready(self) -> None:
+        """Wait until every required pipeline has a replica of each stage."""
+        while not all(health.ready for health in self.health() if health.required):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Drop all links and the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._pools.close()
+
+    # Events in, actions out
+
+    def handle(self, session: str, event: Event) -> None:
+        """Feed `event` to the session and carry out what it asks for."""
+        hosted = self._hosted.get(session)
+        if hosted is None:
+            return
+        events: deque[Event] = deque([event])
+        while events:
+            for action in hosted.session.handle(events.popleft(), self._now_ms()):
+                match action:
+                    case ToStage():
+                        self._to_stage(hosted, action, events)
+                    case ToClient():
+                        self._to_client(hosted, action)
+                    case BindStage():
+                        self._bind(hosted, action.stage, events)
+                    case AskDirectory():
+                        outcome = self._directory.call(action.request)
+                        events.append(DirectoryAnswered(outcome))
+                    case TurnMeasured():
+                        self._measured(hosted, action)
+                    case Released():
+                        self._released(hosted, action.reason)
+        self._count_state(hosted)
+        if session in self._hosted:
+            self._deadlines.set(session, hosted.session.deadline())
+            self._arm()
+
+    def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
+        replica = hosted.replicas.get(action.stage)
+        if replica is None:
+            return
+        command = action.command
+        if isinstance(command, Run):
+            hosted.turns += 1
+        try:
+            replica.link.send(command)
+        except AntiphonError as error:
+            # The stage cannot be told: for this session its worker is as good as gone.
+            _log.warning(
+                "command_not_sent",
+                session=hosted.session.identity.session,
+                stage=action.stage,
+                error=error.code,
+            )
+            self._unbind(hosted, action.stage)
+            events.append(StageLost(action.stage))
+            return
+        if isinstance(command, Close):
+            replica.sessions.discard(hosted.session.identity.session)
+
+    def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
+        if isinstance(action.output, SessionCreated):
+            hosted.announced = True
+            if not hosted.opened.done():
+                hosted.opened.set_result(None)
+            self._metrics.session_opened(hosted.session.pipeline.name)
+        hosted.on_output(action.sequence, action.output)
+
+    def _bind(self, hosted: _Hosted, stage: str, events: deque[Event]) -> None:
+        session = hosted.session.identity.session
+        try:
+            replica = self._pools.pick(stage)
+        except CapacityExceeded as error:
+            self._waiting.setdefault(stage, {})[session] = None
+            events.append(StageUnavailable(stage, error.info()))
+            return
+        hosted.replicas[stage] = replica
+        replica.sessions.add(session)
+        events.append(StageBound(stage, replica.link.worker or replica.name))
+
+    def _unbind(self, hosted: _Hosted, stage: str) -> None:
+        replica = hosted.replicas.pop(stage, None)
+        if replica is not None:
+            replica.sessions.discard(hosted.session.identity.session)
+
+    def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
+        identity = hosted.session.identity
+        self._metrics.turn_finished(hosted.session.pipeline.name, turn)
+        _log.info(
+            "turn_ended",
+            session=identity.session,
+            epoch=identity.epoch,
+            turn=turn.turn,
+            lane=turn.lane,
+            status=turn.status,
+            reason=turn.reason,
+            error=turn.error,
+            server_ttft_ms=turn.ttft_ms,
+            server_ttfp_ms=turn.ttfp_ms,
+            server_rtf=turn.rtf,
+            audio_ms=turn.audio_ms,
+            prefill_tokens=turn.prefill_tokens,
+            timelines=turn.timelines,
+        )
+
+    def _released(self, hosted: _Hosted, reason: CloseReason) -> None:
+        identity = hosted.session.identity
+        for stage in list(hosted.replicas):
+            self._unbind(hosted, stage)
+        for waiting in self._waiting.values():
+            waiting.pop(identity.session, None)
+        del self._hosted[identity.session]
+        self._deadlines.set(identity.session, None)
+        self._admission.give_back(hosted.session.pipeline)
+        self._changed.set()
+        if hosted.announced:
+            self._metrics.session_closed(hosted.session.pipeline.name, reason)
+        else:
+            error = hosted.session.error
+            code = error.code if error is not None else reason.value
+            self._metrics.open_refused(code)
+            if not hosted.opened.done():
+                hosted.opened.set_exception(_refusal(hosted.session, reason))
+        _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
+
+    def _count_state(self, hosted: _Hosted) -> None:
+        state = hosted.session.state
+        after = None if state is State.CLOSED else state
+        if after is not hosted.counted_state:
+            self._metrics.session_state_changed(
+                hosted.session.pipeline.name, hosted.counted_state, after
+            )
+            hosted.counted_state = after
+
+    # Time
+
+    @staticmethod
+    def _now_ms() -> float:
+        return time.monotonic() * 1000.0
+
+    def _arm(self) -> None:
+        at_ms = self._deadlines.next_ms()
+        if at_ms is None:
+            return
+        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for session in self._deadlines.due(self._now_ms()):
+            self.handle(session, Tick())
+        self._arm()
+
+    # Workers
+
+    def _on_report(self, replica: Replica, report: Report) -> None:
+        assert not hasattr(report, "waiting")
+        hosted = self._hosted.get(report.session)
+        if hosted is not None and hosted.replicas.get(replica.stage) is replica:
+            self.handle(report.session, Reported(replica.stage, report))
+
+    def _on_ready(self, stage: str) -> None:
+        for session in list(self._waiting.get(stage, ())):
+            hosted = self._hosted.get(session)
+            if hosted is None or not self._pools.available(stage):
+                continue
+            del self._waiting[stage][session]
+            replica = self._pools.pick(stage)
+            hosted.replicas[stage] = replica
+            replica.sessions.add(session)
+            self.handle(session, StageBound(stage, replica.link.worker or replica.name))
+
+    def _on_lost(self, replica: Replica, sessions: set[str]) -> None:
+        for session, hosted in list(self._hosted.items()):
+            if hosted.replicas.get(replica.stage) is replica:
+                del hosted.replicas[replica.stage]
+                self.handle(session, StageLost(replica.stage))
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        for replica in self._pools.all():
+            self._metrics.worker_state_changed(
+                replica.stage, replica.name, replica.link.worker is not None
+            )
+            known = self._incarnations.get(replica.name, 0)
+            if known and replica.incarnations > known:
+                self._metrics.worker_restarted(replica.stage, replica.name)
+            self._incarnations[replica.name] = replica.incarnations
+
+    # What operators see
+
+    def health(self) -> list[PipelineHealth]:
+        """The state of every pipeline."""
+        stages = {}
+        for stage in {replica.stage for replica in self._pools.all()}:
+            stages[stage] = self._stage_health(stage)
+        return [
+            PipelineHealth(
+                name=pipeline.name,
+                required=pipeline.name in self._required,
+                stages={stage: stages.get(stage, StageHealth.LOST) for stage in pipeline.stages},
+                sessions=self._admission.held(pipeline.name),
+                session_limit=pipeline.limits.sessions,
+            )
+            for pipeline in self.pipelines.values()
+        ]
+
+    def _stage_health(self, stage: str) -> StageHealth:
+        now_ms = self._now_ms()
+        replicas = [replica for replica in self._pools.all() if replica.stage == stage]
+        if any(r.ready and not r.wedged(now_ms, WEDGED_MS) for r in replicas):
+            return StageHealth.READY
+        if any(r.ready for r in replicas):
+            return StageHealth.WEDGED
+        if any(r.link.worker is not None or r.incarnations == 0 for r in replicas):
+            return StageHealth.STARTING
+        return StageHealth.LOST
+
+    def sessions(self) -> list[SessionSummary]:
+        """All sessions that hold anything."""
+        now_ms = self._now_ms()
+        return [
+            SessionSummary(
+                id=name,
+                pipeline=hosted.session.pipeline.name,
+                kind="duplex",
+                tenant=hosted.session.identity.tenant,
+                state=hosted.session.state.value,
+                epoch=hosted.session.identity.epoch,
+                turns=hosted.turns,
+                age_s=round((now_ms - hosted.opened_at_ms) / 1000, 3),
+                idle_s=round((now_ms - hosted.session.idle_since_ms) / 1000, 3),
+            )
+            for name, hosted in self._hosted.items()
+        ]
+
+    def workers(self) -> list[WorkerSummary]:
+        """All workers that the config names."""
+        now_ms = self._now_ms()
+        summaries = []
+        for replica in self._pools.all():
+            status = replica.status
+            if replica.link.worker is None:
+                state = "starting" if replica.incarnations == 0 else "lost"
+            elif replica.wedged(now_ms, WEDGED_MS):
+                state = "wedged"
+            else:
+                state = "ready" if replica.ready else "starting"
+            summaries.append(
+                WorkerSummary(
+                    stage=replica.stage,
+                    worker=replica.name,
+                    incarnation=replica.link.worker or "",
+                    state=state,
+                    sessions=len(replica.sessions),
+                    waiting=status.waiting if status else 0,
+                    progress=status.progress if status else 0,
+                    resident_bytes=status.resident_bytes if status else 0,
+                )
+            )
+        return summaries
+
+
+def _refusal(session: Session, reason: CloseReason) -> AntiphonError:
+    """Why a session could not be opened, as the error that `open` raises."""
+    info = session.error
+    if info is None:
+        return CapacityExceeded(f"the session was closed while it opened: {reason.value}")
+    error = AntiphonError(
+        info.message, field=info.field, code=info.code, retry_after_ms=info.retry_after_ms
+    )
+    error.kind = info.kind
+    return error

@@ -1,0 +1,156 @@
+"""The workers that this gateway knows: a link each, gathered into a pool a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.errors import AntiphonError, CapacityExceeded
+from protocol.link_frames import WorkerInfo
+from protocol.link_zmq import WorkerLink
+from protocol.messages import Report, WorkerStatus
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Replica:
+    """One worker process of a stage, whichever incarnation it is just now.
+
+    `sessions` are the ids bound to this incarnation. `stuck_since_ms` is when the
+    worker last reported work waiting without any progress since.
+    """
+
+    name: str
+    stage: str
+    link: WorkerLink
+    sessions: set[str] = field(default_factory=set)
+    status: WorkerStatus | None = None
+    incarnations: int = 0
+    stuck_since_ms: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a session can be opened on it."""
+        return self.link.ready
+
+    def note(self, status: WorkerStatus, now_ms: float) -> None:
+        """Take a heartbeat's status in."""
+        before = self.status
+        advanced = before is None or status.progress != before.progress or not status.waiting
+        if advanced:
+            self.stuck_since_ms = None
+        elif self.stuck_since_ms is None:
+            self.stuck_since_ms = now_ms
+        self.status = status
+
+    def wedged(self, now_ms: float, wedged_ms: float) -> bool:
+        """Whether work has waited for `wedged_ms` without progress."""
+        return self.stuck_since_ms is not None and now_ms - self.stuck_since_ms >= wedged_ms
+
+
+WEDGED_MS = 30_000.0
+"""Work that waits this long without any progress of its worker makes the worker wedged."""
+
+
+class Pools:
+    """All replicas by stage.
+
+    `on_report(replica, report)` gets everything but status; `on_ready(stage)` is
+    called when a replica can take sessions, `on_lost(replica, sessions)` when one is
+    gone with the sessions that were bound to it; `on_change` after either.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        clock_ms: Callable[[], float],
+        *,
+        on_report: Callable[[Replica, Report], None],
+        on_ready: Callable[[str], None],
+        on_lost: Callable[[Replica, set[str]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._incarnation = incarnation
+        self._clock_ms = clock_ms
+        self._on_report = on_report
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._on_change = on_change
+        self._by_stage: dict[str, list[Replica]] = {}
+
+    def add(self, name: str, stage: str, endpoint: str) -> Replica:
+        """Link to the worker at `endpoint`; it may come and go. Needs a running loop."""
+        replica: Replica
+
+        def on_up(worker: str, info: WorkerInfo) -> None:
+            replica.incarnations += 1
+            replica.status = None
+            replica.stuck_since_ms = None
+            if info.stage != replica.stage:
+                _log.error("wrong_worker", worker=name, stage=info.stage, expected=replica.stage)
+                replica.link.close()
+                return
+            _log.info("worker_up", worker=name, incarnation=worker, ready=info.ready)
+            if info.ready:
+                self._on_ready(stage)
+            self._on_change()
+
+        def on_down(reason: str) -> None:
+            _log.warning("worker_lost", worker=name, stage=stage, reason=reason)
+            sessions, replica.sessions = replica.sessions, set()
+            self._on_lost(replica, sessions)
+            self._on_change()
+
+        def on_report(report: Report) -> None:
+            if isinstance(report, WorkerStatus):
+                was_ready = replica.status is not None and replica.status.ready
+                replica.note(report, self._clock_ms())
+                if report.ready and not was_ready:
+                    self._on_ready(stage)
+                self._on_change()
+            else:
+                self._on_report(replica, report)
+
+        link = WorkerLink(
+            endpoint, self._incarnation, on_report=on_report, on_up=on_up, on_down=on_down
+        )
+        replica = Replica(name, stage, link)
+        self._by_stage.setdefault(stage, []).append(replica)
+        return replica
+
+    def pick(self, stage: str) -> Replica:
+        """The ready replica with the fewest sessions.
+
+        Raises CapacityExceeded when there is none.
+        """
+        now_ms = self._clock_ms()
+        candidates = [
+            replica
+            for replica in self._by_stage.get(stage, [])
+            if replica.ready and not replica.wedged(now_ms, WEDGED_MS)
+        ]
+        if not candidates:
+            raise CapacityExceeded(
+                f"no worker of stage {stage} is ready", code="engine_unavailable"
+            )
+        return min(candidates, key=lambda replica: len(replica.sessions))
+
+    def available(self, stage: str) -> bool:
+        """Whether `pick` would find a replica."""
+        try:
+            self.pick(stage)
+        except AntiphonError:
+            return False
+        return True
+
+    def all(self) -> list[Replica]:
+        """Every replica."""
+        return [replica for replicas in self._by_stage.values() for replica in replicas]
+
+    def close(self) -> None:
+        """Close all links."""
+        for replica in self.all():
+            replica.link.close()

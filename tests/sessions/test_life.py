@@ -1,0 +1,306 @@
+"""Opening, ends, loss of workers, slow clients: the life around the conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import CapacityExceeded
+from protocol.messages import Close, Open, Run, TurnStatus
+from sessions.actions import ClientBlocked, CloseRequested, OpenRequested
+from sessions.duplex.events import (
+    AppendAudio,
+    AudioDelta,
+    CreateResponse,
+    InputCleared,
+    InputTranscriptionFailed,
+    PatchSettings,
+    Refused,
+    ResponseDone,
+    ResponseStatus,
+    SessionEnded,
+    TextDelta,
+)
+from sessions.lifecycle import (
+    TRANSITIONS,
+    CloseReason,
+    IllegalTransition,
+    Lifecycle,
+    State,
+    Trigger,
+)
+from sessions.pipeline import Limits
+from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
+
+
+def test_open_binds_every_stage_in_order() -> None:
+    harness = Harness(opened=False)
+    harness.feed(OpenRequested())
+    assert [stage for stage, c in harness.commands if isinstance(c, Open)] == [
+        "listen",
+        "think",
+        "speak",
+    ]
+    assert harness.session.state is State.ACTIVE
+    assert harness.directory.get("sess_1") is not None
+
+
+@pytest.mark.parametrize("stage", ["listen", "think", "speak"])
+def test_an_open_that_one_stage_refuses_gives_everything_back(stage: str) -> None:
+    harness = Harness(opened=False)
+    harness.refuse_open[stage] = CapacityExceeded("no room", code="no_room").info()
+    harness.feed(OpenRequested())
+    assert harness.released is not None
+    assert harness.outputs == []
+    assert harness.session.error is not None
+    assert harness.session.error.code == "no_room"
+    opened = [s for s, c in harness.commands if isinstance(c, Open) and s != stage]
+    closed = [s for s, c in harness.commands if isinstance(c, Close)]
+    assert sorted(opened) == sorted(closed)
+    assert len(harness.directory) == 0
+
+
+@pytest.mark.parametrize("stage", ["listen", "think", "speak"])
+def test_an_open_without_a_worker_is_refused(stage: str) -> None:
+    harness = Harness(opened=False)
+    harness.available.discard(stage)
+    harness.feed(OpenRequested())
+    assert harness.released is not None
+    assert len(harness.directory) == 0
+
+
+def test_an_open_that_is_never_answered_ends() -> None:
+    harness = Harness(voice_pipeline(open_ms=500, close_ms=500), opened=False)
+    harness.answer_opens = harness.answer_closes = False
+    harness.feed(OpenRequested())
+    harness.later(500)
+    assert harness.session.state is State.CLOSING
+    harness.later(500)
+    assert harness.released is not None
+    assert harness.session.state is State.CLOSED
+    assert len(harness.directory) == 0
+
+
+def test_close_frees_every_stage_and_is_idempotent() -> None:
+    harness = Harness()
+    harness.answer_closes = False
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    harness.feed(CloseRequested(CloseReason.ADMIN))
+    assert harness.one(SessionEnded).reason == "client"
+    assert sorted(s for s, c in harness.commands if isinstance(c, Close)) == [
+        "listen",
+        "speak",
+        "think",
+    ]
+    assert harness.released is None
+    harness.later(60_000)
+    assert harness.released is not None
+    assert harness.session.deadline() is None
+
+
+def test_an_end_is_the_last_output() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Once upon a time, ")
+    harness.clear()
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    assert harness.names()[-2:] == ["ResponseDone", "SessionEnded"]
+    harness.clear()
+    harness.text("think", turn, "there was")
+    assert harness.names() == []
+
+
+def test_a_silent_client_does_not_move_the_idle_clock() -> None:
+    harness = Harness(voice_pipeline(idle_ms=10_000))
+    for _ in range(9):
+        harness.later(1_000)
+        harness.say(AppendAudio(PCM_MS * 20))
+    harness.later(1_000)
+    assert harness.one(SessionEnded).reason == "idle"
+
+
+def test_speech_moves_the_idle_clock() -> None:
+    harness = Harness(voice_pipeline(idle_ms=10_000))
+    harness.later(9_000)
+    harness.notice("speech_started", audio_start_ms=0)
+    harness.later(9_000)
+    assert not harness.all(SessionEnded)
+
+
+def test_a_long_reply_moves_the_idle_clock_while_it_is_sent() -> None:
+    harness = Harness(voice_pipeline(idle_ms=3_000, lead_ms=500))
+    turn = harness.reply_turn()
+    harness.text("think", turn, "A very long story. ")
+    harness.done("think", turn)
+    for _ in range(40):
+        harness.audio(turn, 0, 200, end=False)
+    harness.audio(turn, 0, 200)
+    harness.done("speak", turn)
+    harness.later(8_000)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_the_maximum_age_ends_a_busy_session() -> None:
+    harness = Harness(voice_pipeline(max_age_ms=5_000))
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Well, this is it. ")
+    harness.later(5_000)
+    assert harness.one(SessionEnded).reason == "max_age"
+    assert harness.all(ResponseDone)
+
+
+@pytest.mark.parametrize("stage", ["think", "speak"])
+def test_a_lost_worker_fails_the_reply_with_the_reason(stage: str) -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "One moment please. ")
+    harness.audio(turn, 0, 500, end=False)
+    harness.lose(stage)
+    response = harness.one(ResponseDone).response
+    assert response.status is ResponseStatus.FAILED
+    assert response.error is not None
+    assert response.error.code == "engine_lost"
+    assert not harness.all(SessionEnded)
+
+
+@pytest.mark.parametrize("stage", ["think", "speak"])
+def test_the_next_turn_waits_for_the_new_worker_and_knows_the_conversation(stage: str) -> None:
+    harness = Harness()
+    turn = harness.reply_turn("First question?")
+    harness.text("think", turn, "One moment please. ")
+    harness.lose(stage)
+    harness.clear()
+    harness.hear("Second question?")
+    assert not [c for s, c in harness.commands if isinstance(c, Run) and s == stage]
+    harness.come_back(stage)
+    turn = harness.last_run("think").turn
+    harness.text("think", turn, "Yes. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 100)
+    harness.done("speak", turn)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+    assert b"First question?" in harness.last_run("think").inputs[0].payload.data
+
+
+def test_a_turn_does_not_wait_for_ever_for_a_worker() -> None:
+    harness = Harness(voice_pipeline(restore_ms=4_000))
+    harness.lose("think")
+    harness.hear("Anybody?")
+    harness.later(4_000)
+    response = harness.one(ResponseDone).response
+    assert response.error is not None
+    assert response.error.code == "engine_lost"
+
+
+def test_an_utterance_lost_with_its_worker_is_told() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"transcription": {}}}}))
+    harness.say(AppendAudio(PCM_MS * 700))
+    harness.notice("speech_started", audio_start_ms=200)
+    harness.lose("listen", back=True)
+    assert harness.one(InputTranscriptionFailed).error.code == "session_state_lost"
+    assert harness.one(ResponseDone).response.error.code == "session_state_lost"
+    reopened = harness.sent(Open, "listen")[-1]
+    assert reopened.settings["clock_ms"] == 700
+
+
+def test_a_transcript_lost_with_its_worker_fails_the_answer() -> None:
+    harness = Harness()
+    harness.speak()
+    harness.lose("listen", back=True)
+    assert harness.one(ResponseDone).response.error.code == "engine_lost"
+
+
+def test_buffered_audio_lost_with_its_worker_is_told() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    harness.say(AppendAudio(PCM_MS * 700))
+    harness.lose("listen", back=True)
+    assert harness.one(Refused).error.code == "session_state_lost"
+    assert harness.all(InputCleared)
+
+
+def test_losing_an_idle_worker_is_not_noticed_by_the_client() -> None:
+    harness = Harness()
+    for stage in ("listen", "think", "speak"):
+        harness.lose(stage, back=True)
+    assert harness.names() == []
+
+
+def test_a_reply_is_not_touched_by_the_loss_of_the_hearing_worker() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Still here. ")
+    harness.done("think", turn)
+    harness.lose("listen")
+    harness.audio(turn, 0, 100)
+    harness.done("speak", turn)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_a_failing_engine_fails_its_turn_only() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.done("think", turn, TurnStatus.FAILED)
+    response = harness.one(ResponseDone).response
+    assert response.error is not None
+    assert response.error.code == "engine_failed"
+    harness.clear()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Fine. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 10)
+    harness.done("speak", turn)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_a_blocked_client_paces_the_producer_and_then_gets_everything() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.feed(ClientBlocked(True))
+    harness.clear()
+    for _ in range(5):
+        harness.text("think", turn, "This is one more sentence of many words. ")
+    harness.audio(turn, 0, 100)
+    assert harness.names() == []
+    assert len(harness.clauses(turn)) == 2
+    harness.feed(ClientBlocked(False))
+    assert harness.all(TextDelta)
+    assert harness.all(AudioDelta)
+
+
+def test_a_client_that_never_reads_is_given_up() -> None:
+    harness = Harness(voice_pipeline(stall_ms=5_000))
+    harness.reply_turn()
+    harness.feed(ClientBlocked(True))
+    harness.later(5_000)
+    assert harness.one(SessionEnded).reason == "stalled"
+    assert harness.released is not None
+
+
+def test_too_much_waiting_work_is_refused_not_piled_up() -> None:
+    harness = Harness()
+    harness.lose("think")
+    for _ in range(10):
+        harness.say(CreateResponse(conversation=False, output_modalities=("text",)))
+    assert {r.error.code for r in harness.all(Refused)} == {"rate_limit_exceeded"}
+
+
+def test_every_transition_of_the_table_and_no_other_is_taken() -> None:
+    for state in State:
+        for trigger in Trigger:
+            lifecycle = Lifecycle(Limits(), 0.0)
+            lifecycle.state = state
+            if (state, trigger) in TRANSITIONS:
+                lifecycle.move(trigger, 1.0)
+                assert lifecycle.state is TRANSITIONS[state, trigger]
+            else:
+                with pytest.raises(IllegalTransition):
+                    lifecycle.move(trigger, 1.0)
+
+
+def test_every_state_but_closed_has_a_deadline() -> None:
+    for state in State:
+        lifecycle = Lifecycle(Limits(), 0.0)
+        lifecycle.state = state
+        lifecycle.reason = CloseReason.CLIENT
+        assert (lifecycle.deadline() is None) == (state is State.CLOSED)

@@ -1,0 +1,285 @@
+"""Verbs of the client: carried out, or refused by name with everything as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.messages import Configure, Run, Signal, TurnStatus
+from protocol.payloads import PayloadType, read_conversation
+from sessions.duplex.events import (
+    FRONT,
+    AppendAudio,
+    CancelResponse,
+    ClearInput,
+    ClientVerb,
+    CommitInput,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    InputCleared,
+    InputCommitted,
+    Item,
+    ItemAdded,
+    ItemDeleted,
+    ItemRetrieved,
+    ItemStatus,
+    Part,
+    PartKind,
+    PatchSettings,
+    Refused,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStatus,
+    RetrieveItem,
+    Role,
+    SettingsUpdated,
+    TruncateItem,
+)
+from tests.sessions.harness import PCM_MS, Harness
+
+NO_VAD = PatchSettings({"audio": {"input": {"turn_detection": None}}})
+
+
+def user(item_id: str, text: str = "Hello.") -> Item:
+    part = Part(PartKind.INPUT_TEXT, text)
+    return Item(item_id, Role.USER, ItemStatus.COMPLETED, [part])
+
+
+def detection(patch: dict[str, Any]) -> dict[str, Any]:
+    return {"audio": {"input": {"turn_detection": patch}}}
+
+
+def manual() -> Harness:
+    harness = Harness()
+    harness.say(NO_VAD)
+    harness.clear()
+    return harness
+
+
+@pytest.mark.parametrize(
+    ("patch", "field"),
+    [
+        ({"audio": {"input": {"format": {"rate": 16_000}}}}, "audio.input.format.rate"),
+        ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "audio.input.format.type"),
+        (
+            {"audio": {"input": {"turn_detection": {"threshold": 2}}}},
+            "audio.input.turn_detection.threshold",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"eagerness": "low"}}}},
+            "audio.input.turn_detection.eagerness",
+        ),
+        ({"audio": {"output": {"voice": "nobody"}}}, "audio.output.voice"),
+        ({"audio": {"output": {"speed": 3.0}}}, "audio.output.speed"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"output_modalities": ["audio", "text"]}, "output_modalities"),
+        ({"instructions": 7}, "instructions"),
+        ({"instructions": "x" * 20_000}, "instructions"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_its_path(patch: dict[str, Any], field: str) -> None:
+    harness = Harness()
+    before = harness.session.freeze()
+    harness.say(PatchSettings(patch, ref="evt_1"))
+    refused = harness.one(Refused)
+    assert (refused.error.field, refused.ref) == (field, "evt_1")
+    assert not harness.all(SettingsUpdated)
+    # Only the output number and nothing of the settings has moved.
+    assert harness.session.freeze()[2:] == before[2:]
+
+
+def test_settings_merge_deeply_and_reach_the_stage() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": {"threshold": 0.7}}}}))
+    detection = harness.one(SettingsUpdated).settings.audio.input.turn_detection
+    assert (detection.threshold, detection.silence_duration_ms) == (0.7, 500)
+    (configure,) = harness.sent(Configure, "listen")
+    assert configure.settings["turn_detection"]["threshold"] == 0.7
+
+
+def test_turn_detection_switched_off_and_on_again_has_its_defaults() -> None:
+    harness = manual()
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}))
+    detection = harness.one(SettingsUpdated).settings.audio.input.turn_detection
+    assert (detection.type, detection.create_response) == ("server_vad", True)
+
+
+def test_the_voice_is_frozen_once_audio_was_heard() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Yes. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 100)
+    harness.say(PatchSettings({"audio": {"output": {"voice": "alloy"}}}))
+    assert harness.one(Refused).error.code == "cannot_update_voice"
+
+
+def test_a_commit_by_hand_makes_an_item_and_no_response() -> None:
+    harness = manual()
+    harness.say(AppendAudio(PCM_MS * 400))
+    harness.say(CommitInput())
+    run = harness.last_run("listen")
+    assert run.parameters == {"start_ms": 0, "end_ms": 400}
+    assert harness.sent(Signal, "listen")[0].name == "cut"
+    harness.text("listen", run.turn, "Hi.")
+    harness.done("listen", run.turn)
+    assert not harness.all(ResponseCreated)
+
+
+def test_a_response_asked_for_right_after_a_commit_waits_for_the_words() -> None:
+    harness = manual()
+    harness.say(AppendAudio(PCM_MS * 400))
+    harness.say(CommitInput())
+    harness.say(CreateResponse())
+    assert harness.all(ResponseCreated)
+    assert not harness.sent(Run, "think")
+    hearing = harness.last_run("listen").turn
+    harness.text("listen", hearing, "Hi.")
+    harness.done("listen", hearing)
+    conversation = read_conversation(harness.last_run("think").inputs[0].payload)
+    assert conversation[0].text == "Hi."
+
+
+def test_a_response_to_words_that_cannot_be_had_fails() -> None:
+    harness = manual()
+    harness.say(AppendAudio(PCM_MS * 400))
+    harness.say(CommitInput())
+    harness.say(CreateResponse())
+    harness.done("listen", harness.last_run("listen").turn, TurnStatus.FAILED)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.FAILED
+
+
+def test_an_empty_commit_is_refused() -> None:
+    harness = manual()
+    harness.say(AppendAudio(PCM_MS * 99))
+    harness.say(CommitInput())
+    assert harness.one(Refused).error.code == "input_audio_buffer_commit_empty"
+    harness.say(AppendAudio(PCM_MS))
+    harness.say(CommitInput())
+    assert harness.all(InputCommitted)
+
+
+def test_a_cleared_buffer_is_empty() -> None:
+    harness = manual()
+    harness.say(AppendAudio(PCM_MS * 400))
+    harness.say(ClearInput())
+    assert harness.all(InputCleared)
+    harness.say(CommitInput())
+    assert harness.one(Refused).error.code == "input_audio_buffer_commit_empty"
+
+
+def test_items_are_inserted_where_they_were_asked_for() -> None:
+    harness = Harness()
+    harness.say(CreateItem(user("a")))
+    harness.say(CreateItem(user("c")))
+    harness.say(CreateItem(user("b"), after="a"))
+    harness.say(CreateItem(user("first"), after=FRONT))
+    previous = [(added.item.id, added.previous_item_id) for added in harness.all(ItemAdded)]
+    assert previous == [("a", None), ("c", "a"), ("b", "a"), ("first", None)]
+    harness.say(CreateResponse())
+    conversation = harness.last_run("think").inputs[0].payload
+    assert len(read_conversation(conversation)) == 4
+
+
+def test_an_item_with_audio_is_transcribed() -> None:
+    harness = Harness()
+    part = Part(PartKind.INPUT_AUDIO, None, audio=PCM_MS * 300)
+    harness.say(CreateItem(Item("spoken", Role.USER, ItemStatus.COMPLETED, [part])))
+    run = harness.last_run("listen")
+    assert run.inputs[0].payload.type is PayloadType.AUDIO
+    harness.text("listen", run.turn, "Good morning.")
+    harness.done("listen", run.turn)
+    harness.say(RetrieveItem("spoken"))
+    assert harness.one(ItemRetrieved).item.parts[0].text == "Good morning."
+    assert harness.one(ItemRetrieved).item.parts[0].audio_ms == 300
+
+
+def test_a_deleted_item_is_gone_from_the_conversation() -> None:
+    harness = Harness()
+    harness.say(CreateItem(user("a", "One.")))
+    harness.say(CreateItem(user("b", "Two.")))
+    harness.say(DeleteItem("a"))
+    assert harness.one(ItemDeleted).item_id == "a"
+    harness.say(CreateResponse())
+    conversation = read_conversation(harness.last_run("think").inputs[0].payload)
+    assert [message.text for message in conversation] == ["Two."]
+
+
+@pytest.mark.parametrize(
+    ("verb", "code"),
+    [
+        (CreateItem(user("a")), "item_create_duplicate_item_id"),
+        (CreateItem(user("b"), after="nobody"), "invalid_value"),
+        (DeleteItem("nobody"), "item_not_found"),
+        (RetrieveItem("nobody"), "item_retrieve_invalid_item_id"),
+        (TruncateItem("nobody", 0, 0), "item_not_found"),
+        (TruncateItem("a", 0, 0), "invalid_value"),
+        (CancelResponse(), "response_cancel_not_active"),
+        (CancelResponse("resp_nobody"), "response_cancel_not_active"),
+        (CreateResponse(input=["nobody"]), "item_not_found"),
+        (CreateResponse(voice="nobody"), "invalid_value"),
+        (CreateResponse(output_modalities=("text", "audio")), "invalid_value"),
+    ],
+)
+def test_a_verb_that_cannot_be_carried_out_changes_nothing(verb: ClientVerb, code: str) -> None:
+    harness = Harness()
+    harness.say(CreateItem(user("a")))
+    harness.clear()
+    before = harness.session.freeze()
+    harness.say(verb)
+    assert harness.names() == ["Refused"]
+    assert harness.one(Refused).error.code == code
+    assert harness.session.freeze()[2:] == before[2:]
+
+
+def test_a_second_response_in_the_conversation_is_refused() -> None:
+    harness = Harness()
+    harness.reply_turn()
+    harness.say(CreateResponse())
+    assert harness.one(Refused).error.code == "conversation_already_has_active_response"
+
+
+def test_cancel_ends_the_running_response_once() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "I will tell you, ")
+    harness.say(CancelResponse())
+    response = harness.one(ResponseDone).response
+    assert (response.status, response.reason) == (
+        ResponseStatus.CANCELLED,
+        "client_cancelled",
+    )
+    harness.say(CancelResponse(response.id))
+    assert harness.one(Refused).error.code == "response_cancel_not_active"
+
+
+def test_response_options_override_the_session() -> None:
+    harness = Harness()
+    given: list[Item | str] = [user("x", "Given.")]
+    harness.say(
+        CreateResponse(input=given, instructions="Shout.", max_output_tokens=5, voice="alloy")
+    )
+    run = harness.last_run("think")
+    assert run.parameters == {"instructions": "Shout.", "max_output_tokens": 5}
+    assert [m.text for m in read_conversation(run.inputs[0].payload)] == ["Given."]
+    harness.text("think", run.turn, "OK.")
+    harness.done("think", run.turn)
+    assert harness.last_run("speak").parameters["voice"] == "joe"
+
+
+def test_a_verb_sees_all_earlier_ones_applied() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"instructions": "Sing."}))
+    harness.say(CreateResponse())
+    assert harness.last_run("think").parameters["instructions"] == "Sing."
+
+
+def test_a_full_conversation_refuses_text_and_names_the_bound() -> None:
+    harness = Harness()
+    harness.say(CreateItem(user("a", "x" * 60_000)))
+    harness.say(CreateItem(user("b", "x" * 10_000)))
+    assert harness.one(Refused).error.code == "conversation_full"
