@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from protocol.config import Config, PipelineConfig
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
 
 
-def pipelines_of(config: Config) -> dict[str, Pipeline]:
-    """The pipelines by name, in the order of the file: the first one is the default."""
-    return {name: _pipeline(name, section) for name, section in config.pipelines.items()}
+@dataclass(frozen=True)
+class Catalogue:
+    """What this deployment serves.
+
+    `pipelines` is by name, in the order of the file: the first one is the default.
+    `aliases` maps every name that a client's `model` may be to a pipeline; without
+    those that are `required` the gateway is not ready.
+    """
+
+    pipelines: dict[str, Pipeline]
+    aliases: dict[str, str]
+    required: frozenset[str]
 
 
-def aliases_of(config: Config) -> dict[str, str]:
-    """Every name that a client's `model` may be, with the pipeline that it names."""
-    names = {name: name for name in config.pipelines}
+def catalogue(config: Config) -> Catalogue:
+    """The pipelines of a checked configuration."""
+    aliases = {name: name for name in config.pipelines}
     for name, section in config.pipelines.items():
-        names.update(dict.fromkeys(section.aliases, name))
-    return names
-
-
-def required_of(config: Config) -> frozenset[str]:
-    """The pipelines without which the gateway is not ready."""
-    return frozenset(name for name, section in config.pipelines.items() if section.required)
+        aliases.update(dict.fromkeys(section.aliases, name))
+    return Catalogue(
+        {name: _pipeline(name, section) for name, section in config.pipelines.items()},
+        aliases,
+        frozenset(name for name, section in config.pipelines.items() if section.required),
+    )
 
 
 def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
