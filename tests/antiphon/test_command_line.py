@@ -1,0 +1,193 @@
+"""The command line: what it loads, what it prints when something is wrong, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from antiphon.main import COMMANDS, main
+from workers.model_registry import MODELS
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it; nothing of it may end in a traceback."""
+    result = subprocess.run(
+        [sys.executable, "-m", "antiphon", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture
+def bad_config(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.yaml"
+    path.write_text("stages:\n  think: {engine: ar, replicas: none}\npipelines: {}\n")
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"antiphon {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    assert run("--version").stdout.startswith("antiphon 0.")
+
+
+def test_help_loads_no_command() -> None:
+    code = (
+        "import sys; from antiphon.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('antiphon.commands.')))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("words", [(), ("dance",), ("serve",), ("check",)])
+def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.returncode == 2
+    assert result.stderr.startswith("usage: antiphon")
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "-c")])
+def test_a_bad_config_is_pointed_at(command: tuple[str, ...], bad_config: Path) -> None:
+    result = run(*command, str(bad_config))
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        f"antiphon: {bad_config}:2: stages.think.replicas: must be a valid integer, "
+        "unable to parse string as an integer",
+        f"antiphon: {bad_config}:3: pipelines: Dictionary should have at least 1 item "
+        "after validation, not 0",
+    ]
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "-c")])
+def test_a_config_that_is_not_there_is_said(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*command, str(tmp_path / "none.yaml"))
+    assert result.returncode == 2
+    assert "none.yaml: cannot be read: No such file" in result.stderr
+
+
+def test_a_good_config_is_summed_up() -> None:
+    result = run("check", "examples/voice.yaml")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
+        "examples/voice.yaml: pipeline voice (duplex): listen -> think -> speak\n"
+    )
+
+
+def test_an_open_door_needs_a_word() -> None:
+    result = run("serve", "-c", "examples/voice.yaml", "--host", "0.0.0.0")
+    assert result.returncode == 2
+    assert "gateway.keys is empty" in result.stderr
+
+
+@pytest.mark.parametrize("port", ["http", "70000", "-1"])
+def test_the_port_of_the_environment_is_checked(port: str) -> None:
+    result = run("serve", "-c", "examples/voice.yaml", ANTIPHON_PORT=port)
+    assert result.returncode == 2
+    assert "is not a port" in result.stderr
+
+
+def test_models_are_listed_with_their_licences() -> None:
+    result = run("models", "--json")
+    assert result.returncode == 0, result.stderr
+    listed = {entry["name"]: entry for entry in json.loads(result.stdout)}
+    assert listed.keys() == MODELS.keys()
+    assert listed["gemma-3-270m"]["licence"] == "Gemma Terms of Use"
+    table = run("models", COLUMNS="120").stdout
+    assert all(name in table for name in MODELS)
+
+
+def test_an_unknown_model_is_said() -> None:
+    result = run("models", "verify", "llama")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("antiphon: there is no model called llama; known are ")
+
+
+def test_a_model_that_cannot_be_cached_fails_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("models", "verify", "whisper-base", ANTIPHON_CACHE=str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "model whisper-base" in result.stderr
+
+
+class Admin(BaseHTTPRequestHandler):
+    """A synthetic gateway that lists two sessions to the key `admin-key`."""
+
+    sessions = ({"id": "sess_1", "state": "active"}, {"id": "sess_2", "state": "closing"})
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == "Bearer admin-key"
+        body = json.dumps({"sessions": self.sessions}).encode()
+        if self.path != "/v1/admin/sessions":
+            self.send_error(404)
+        elif not known:
+            self.send_error(401)
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def admin_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_sessions_are_listed(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "--url", admin_url, "--key", "admin-key", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == list(Admin.sessions)
+    assert main(["sessions", "--url", f"{admin_url}/", "--key", "admin-key"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("sess_1", "active", "sess_2", "closing"))
+
+
+def test_a_refused_admin_key_is_said(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "--url", admin_url, "--key", "other-key"]) == 2
+    assert "give an admin key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", ""])
+def test_no_gateway_is_said(path: str, admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"{admin_url}{path}" if path else "http://127.0.0.1:1"
+    assert main(["sessions", "--url", url]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("antiphon: ")

@@ -1,0 +1,36 @@
+"""The engines that the distribution registers can be named in a config."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.config import read_config
+from tests.test_imports import ENGINE_LIBRARIES
+from workers.check import check_stages, engine_class
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("name", ["ar", "codec", "speech-in"])
+def test_an_engine_is_registered(name: str) -> None:
+    assert engine_class(name).outputs
+
+
+def test_the_example_fits_its_engines() -> None:
+    check_stages(read_config(ROOT / "examples" / "voice.yaml", {}))
+
+
+def test_naming_an_engine_loads_none_of_its_libraries() -> None:
+    code = (
+        "import sys; from workers.check import engine_class\n"
+        "for name in ('ar', 'codec', 'speech-in'): engine_class(name)\n"
+        "print(*sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ENGINE_LIBRARIES.isdisjoint(result.stdout.split())
