@@ -111,10 +111,11 @@ def state(model: Model) -> ModelState:
 def verify(name: str) -> Path:
     """As `locate`, but hashes every file again, whatever was remembered."""
     model = _model(name)
+    path = locate(name)
     for file in model.files:
-        candidates = [_joined_folder(model) / file.name, *map(find_part, file.parts)]
-        for path in filter(None, candidates):
-            _stamp_path(path).unlink(missing_ok=True)
+        used = path / file.name if model.folder else path
+        if _sha256(used) != file.sha256:
+            _forget(used)
     return locate(name)
 
 
@@ -262,6 +263,17 @@ def _is_stamped(path: Path, file: ModelFile) -> bool:
         return stamp == _stamp_of(path, file.sha256)
     except (OSError, msgspec.DecodeError):
         return False
+
+
+def _forget(path: Path) -> None:
+    stamp = _stamp_path(path)
+    try:
+        stamp.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelFileError(
+            f"{path} is not the pinned file, but {stamp} says it is and cannot be removed: "
+            f"{error.strerror}"
+        ) from None
 
 
 def _write_stamp(path: Path, file: ModelFile) -> None:

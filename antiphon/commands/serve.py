@@ -35,14 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replace this process by the supervisor. Raises ConfigError if the config is unusable."""
     file = read_config(arguments.config)
-    check_stages(file)
     given = {
         name: value
         for name in ("host", "port", "tls_cert", "tls_key")
         if (value := getattr(arguments, name)) is not None
     }
     check_binding(file.config.gateway.model_copy(update=given), insecure=arguments.insecure)
-    command = [sys.executable, "-m", "workers.supervisor", "-c", str(arguments.config)]
+    check_stages(file)
+    # -P: a file of the working directory must not pass for a module of ours.
+    command = [sys.executable, "-P", "-m", "workers.supervisor", "-c", str(arguments.config)]
     for name, value in given.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     if arguments.insecure:

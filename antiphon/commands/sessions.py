@@ -69,7 +69,8 @@ def list_sessions(url: str, key: str | None) -> list[dict[str, Any]]:
             f"{address} refuses this key: give an admin key with --key or ANTIPHON_ADMIN_KEY"
         )
     if answer.status_code != httpx.codes.OK:
-        raise GatewayUnreachable(f"{address} answered {answer.status_code}: {answer.text[:200]}")
+        words = " ".join(answer.text.split())[:200]
+        raise GatewayUnreachable(f"{address} answered {answer.status_code}: {words}")
     try:
         sessions = answer.json()["sessions"]
     except (ValueError, KeyError, TypeError):
