@@ -1,0 +1,167 @@
+"""The gateway process: `python -m gateway.main --config FILE --workers JSON`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvloop
+
+from gateway.app import build_app
+from gateway.health import watch_loop_lag
+from gateway.host import GatewayHost
+from gateway.metrics import GatewayMetrics
+from gateway.pipelines import catalogue
+from gateway.server import GatewayServer, check_tls, listen
+from protocol.config import Config, GatewayConfig, check_binding, load_config
+from protocol.errors import AntiphonError, ConfigError
+from protocol.logs import configure_logging
+
+log = structlog.get_logger(__name__)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class WorkerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a worker of a stage listens, as the supervisor tells it."""
+
+    name: str
+    stage: str
+    endpoint: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the gateway until it is told to stop; the exit status of the process."""
+    options = _parser().parse_args(arguments)
+    configure_logging("gateway")
+    try:
+        config = load_config(options.config)
+        gateway = _overridden(config.gateway, options)
+        check_binding(gateway, insecure=options.insecure)
+        workers = msgspec.json.decode(options.workers, type=list[WorkerAddress])
+        check_tls(gateway.tls_cert, gateway.tls_key)
+        listener = listen(gateway.host, gateway.port)
+    except msgspec.DecodeError as error:
+        print(f"gateway: --workers: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except AntiphonError as error:
+        print(f"gateway: {error.message}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            _serve(config, gateway, workers, listener, options.ready_fd, options.lifeline_fd)
+        )
+    return 0
+
+
+async def _serve(
+    config: Config,
+    gateway: GatewayConfig,
+    workers: list[WorkerAddress],
+    listener: socket.socket,
+    ready_fd: int | None,
+    lifeline_fd: int | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    metrics = GatewayMetrics()
+    named = catalogue(config)
+    host = GatewayHost(
+        named.pipelines,
+        named.aliases,
+        named.required,
+        [(worker.name, worker.stage, worker.endpoint) for worker in workers],
+        metrics,
+    )
+
+    async def drain() -> None:
+        host.drain()
+        await host.drained()
+
+    server = GatewayServer(
+        build_app(host, gateway, metrics), drain, gateway.tls_cert, gateway.tls_key
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    if lifeline_fd is not None:
+        _stop_at_end_of(lifeline_fd, server, loop)
+    bound, port = listener.getsockname()[:2]
+    log.info("listening", host=bound, port=port, tls=gateway.tls_cert is not None)
+    # The kernel queues connections from here on; uvicorn takes them in a moment.
+    if ready_fd is not None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(ready_fd, json.dumps({"host": bound, "port": port}).encode() + b"\n")
+        os.close(ready_fd)
+    gc.collect()
+    gc.freeze()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            lag = tasks.create_task(watch_loop_lag(metrics))
+            await server.serve(sockets=[listener])
+            lag.cancel()
+    finally:
+        host.close()
+        log.info("stopped")
+
+
+def _stop_at_end_of(fd: int, server: GatewayServer, loop: asyncio.AbstractEventLoop) -> None:
+    """Stop when the other end of the pipe `fd` is closed: the supervisor has gone."""
+
+    def readable() -> None:
+        if not os.read(fd, 4096):
+            loop.remove_reader(fd)
+            log.info("supervisor_gone")
+            server.stop()
+
+    loop.add_reader(fd, readable)
+
+
+def _overridden(config: GatewayConfig, options: argparse.Namespace) -> GatewayConfig:
+    given = {
+        name: value
+        for name in ("host", "port", "tls_cert", "tls_key")
+        if (value := getattr(options, name)) is not None
+    }
+    return config.model_copy(update=given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gateway.main", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--workers",
+        default="[]",
+        metavar="JSON",
+        help='the workers: [{"name": ..., "stage": ..., "endpoint": ...}, ...]',
+    )
+    parser.add_argument("--host", help="overrides gateway.host")
+    parser.add_argument("--port", type=int, help="overrides gateway.port; 0: any free one")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen off loopback without any keys"
+    )
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        metavar="N",
+        help='write one line {"host": ..., "port": ...} here once connections are taken',
+    )
+    parser.add_argument(
+        "--lifeline-fd", type=int, metavar="N", help="stop when this pipe is at its end"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The HTTP and WebSocket server of the gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from protocol.errors import ConfigError
+from protocol.realtime import MAX_EVENT_BYTES
+
+WS_MAX_BYTES = MAX_EVENT_BYTES + 5 * 1024 * 1024
+"""Frames up to this are read, so that a too long event can be answered; above: close 1009."""
+PING_INTERVAL_S = 20.0
+PING_TIMEOUT_S = 60.0
+SHUTDOWN_S = 5
+UNREAD_MS = 90_000
+"""A peer that takes nothing for this long is dropped by the kernel (TCP_USER_TIMEOUT)."""
+BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises ConfigError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}. "
+            "Choose another with --port or ANTIPHON_PORT",
+            field="gateway.port",
+        ) from None
+    return listener
+
+
+def check_tls(cert: Path | None, key: Path | None) -> None:
+    """Raises ConfigError when there is a certificate that cannot be used."""
+    if cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use the certificate {cert} with the key {key}: {error}",
+            field="gateway.tls_cert",
+        ) from None
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn, stopped by `stop` and not by signals, that drains sessions first."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        drain: Callable[[], Awaitable[None]],
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="websockets-sansio",
+                ws_max_size=WS_MAX_BYTES,
+                ws_ping_interval=PING_INTERVAL_S,
+                ws_ping_timeout=PING_TIMEOUT_S,
+                # base64 audio does not get smaller, and compressing it takes the loop's time.
+                ws_per_message_deflate=False,
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_certfile=tls_cert,
+                ssl_keyfile=tls_key,
+            )
+        )
+        self._drain = drain
+
+    def stop(self) -> None:
+        """End `serve`: sessions are drained, then connections closed."""
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell clients before their connections go (close 1001), for at most SHUTDOWN_S."""
+        for server in self.servers:
+            server.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_S):
+                await self._drain()
+                while self.server_state.tasks:
+                    await asyncio.wait(self.server_state.tasks)
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process that runs this server."""
+        yield
