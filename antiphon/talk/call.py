@@ -148,7 +148,7 @@ class _Exchange:
             if received.type == "session.created":
                 await self._client.send(_settings(call.order))
                 call.phase = "configuring"
-            elif received.type == "error" and not call.dialogue.configured:
+            elif received.type == "error" and call.phase == "configuring":
                 raise CallRefused(f"the server refused the settings: {call.dialogue.errors[-1]}")
             elif received.type == "session.updated":
                 call.phase = "in conversation"

@@ -1,0 +1,109 @@
+// The connection to the Realtime endpoint: events in and out, and the end in words.
+
+const KEY_IN_SESSION = "antiphon.key";
+const KEY_PROTOCOL = "openai-insecure-api-key.";
+
+export function savedKey() {
+  return sessionStorage.getItem(KEY_IN_SESSION) ?? "";
+}
+
+export function saveKey(key) {
+  if (key) sessionStorage.setItem(KEY_IN_SESSION, key);
+  else sessionStorage.removeItem(KEY_IN_SESSION);
+}
+
+export class Realtime {
+  // onEvent(event), onEnd({words, needsKey}). `onEnd` is called once for each connection
+  // that did not end by close().
+  constructor({ onEvent, onEnd }) {
+    this.onEvent = onEvent;
+    this.onEnd = onEnd;
+    this.socket = null;
+  }
+
+  get open() {
+    return this.socket !== null && this.socket.readyState === WebSocket.OPEN;
+  }
+
+  connect(model) {
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    const address = `${scheme}://${location.host}/v1/realtime?model=${encodeURIComponent(model)}`;
+    const protocols = ["realtime"];
+    const key = savedKey();
+    if (key) protocols.push(KEY_PROTOCOL + key);
+    let socket;
+    try {
+      socket = new WebSocket(address, protocols);
+    } catch {
+      // A key with characters that no sub-protocol may have.
+      this.onEnd({ words: "This key cannot be sent by a browser.", needsKey: true });
+      return;
+    }
+    this.socket = socket;
+    let opened = false;
+    socket.onopen = () => {
+      opened = true;
+    };
+    socket.onmessage = ({ data }) => {
+      if (socket === this.socket) this.onEvent(JSON.parse(data));
+    };
+    socket.onclose = async ({ code, reason }) => {
+      if (socket !== this.socket) return;
+      this.socket = null;
+      this.onEnd(opened ? ended(code, reason) : await refused(key));
+    };
+  }
+
+  send(event) {
+    if (this.open) this.socket.send(JSON.stringify(event));
+  }
+
+  append(pcm) {
+    this.send({ type: "input_audio_buffer.append", audio: encode(pcm) });
+  }
+
+  close() {
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close(1000);
+  }
+}
+
+function ended(code, reason) {
+  if (reason === "missing_api_key") return { words: "This gateway needs a key.", needsKey: true };
+  if (reason === "invalid_api_key") return { words: "This key is not accepted.", needsKey: true };
+  const said = reason ? `: ${reason.replaceAll("_", " ")}` : "";
+  const words = {
+    1000: "The server ended the session",
+    1001: "The server is going away",
+    1006: "The connection was lost",
+    1008: "The server refused access",
+    1009: "A message was too big",
+    1011: "The server had a fault",
+    1012: "The server restarts",
+    1013: "The server is full; try again later",
+  }[code];
+  return { words: `${words ?? `The connection ended (${code})`}${said}.`, needsKey: code === 1008 && !reason };
+}
+
+// A browser does not say why a WebSocket was refused, so ask in another way.
+async function refused(key) {
+  let healthy = false;
+  try {
+    healthy = (await fetch("/healthz", { cache: "no-store" })).ok;
+  } catch {
+    return { words: "The server does not answer.", needsKey: false };
+  }
+  if (!healthy) return { words: "The server is not healthy.", needsKey: false };
+  return key
+    ? { words: "The server refused the connection. Is the key right?", needsKey: true }
+    : { words: "The server refused the connection. It may need a key, or be full.", needsKey: true };
+}
+
+function encode(buffer) {
+  return btoa(String.fromCharCode(...new Uint8Array(buffer)));
+}
+
+export function decode(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer;
+}

@@ -1,0 +1,131 @@
+"""A headless Chromium whose microphone is a WAV file, and a server for its page.
+
+`ANTIPHON_TEST_URL` names a running gateway to test instead of the synthetic server;
+tests that script the server's behaviour do not run there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+from starlette.routing import Mount
+
+from antiphon.talk.wav import RATE_HZ, write_wav
+from gateway.console_files import ConsoleFiles
+from tests.synthetic.realtime_server import Script, serving
+
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    "--autoplay-policy=no-user-gesture-required",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+]
+
+OpenPage = Callable[..., Page]
+Serve = Callable[[Script], str]
+
+
+def chromium_path() -> str:
+    """Debian's Chromium; without it the browser tests fail and say what to install."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path is not None, "no chromium here: apt-get install chromium"
+    return path
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    """The driver of the browser."""
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serve the console beside a synthetic Realtime server; returns the base URL."""
+    with ExitStack() as stack:
+
+        def start(script: Script) -> str:
+            return stack.enter_context(serving(script, [Mount("/", ConsoleFiles())]))
+
+        yield start
+
+
+@pytest.fixture
+def open_page(playwright: Playwright) -> Iterator[OpenPage]:
+    """Open a page in a browser of its own: `open_page(url, microphone=WAV, width=...)`."""
+    browsers: list[Browser] = []
+
+    def start(
+        url: str,
+        *,
+        microphone: Path | None = None,
+        width: int = 1280,
+        height: int = 800,
+        dark: bool = False,
+        arguments: tuple[str, ...] = (),
+    ) -> Page:
+        extra = list(arguments)
+        if microphone is not None:
+            extra.append(f"--use-file-for-fake-audio-capture={microphone}%noloop")
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), args=[*CHROMIUM_ARGUMENTS, *extra]
+        )
+        browsers.append(browser)
+        context: BrowserContext = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+        )
+        page = context.new_page()
+        page.on("pageerror", lambda problem: problems.append(str(problem)))
+        page.on(
+            "console",
+            lambda message: problems.append(message.text) if message.type == "error" else None,
+        )
+        page.goto(url)
+        page.wait_for_function("() => window.antiphon !== undefined")
+        return page
+
+    problems: list[str] = []
+    try:
+        yield start
+    finally:
+        for browser in browsers:
+            browser.close()
+    # What the browser says by itself of refused sockets and pages that are not secure.
+    usual = ("WebSocket connection to", "Cross-Origin-Opener-Policy header has been ignored")
+    unexpected = [words for words in problems if not any(part in words for part in usual)]
+    assert unexpected == []
+
+
+def spoken(seconds: list[tuple[str, float]]) -> bytes:
+    """Synthetic speech as PCM: ("speech" | "silence", seconds) one after the other."""
+    pieces = []
+    for kind, duration in seconds:
+        times = np.arange(int(duration * RATE_HZ)) / RATE_HZ
+        voice = sum(np.sin(2 * np.pi * 140 * n * times) / n for n in range(1, 12))
+        rhythm = 0.55 + 0.45 * np.sin(2 * np.pi * 4 * times)
+        wave = voice * rhythm * 4500 if kind == "speech" else np.zeros(len(times))
+        pieces.append(wave.astype("<i2"))
+    return np.concatenate(pieces).tobytes()
+
+
+@pytest.fixture
+def microphone(tmp_path: Path) -> Callable[[list[tuple[str, float]]], Path]:
+    """Write a WAV for the browser's microphone."""
+
+    def write(seconds: list[tuple[str, float]]) -> Path:
+        path = tmp_path / "microphone.wav"
+        write_wav(path, spoken(seconds))
+        return path
+
+    return write

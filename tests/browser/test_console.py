@@ -1,0 +1,305 @@
+"""The console in a real browser: heard at the page's output node, seen on screenshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage, Serve
+from tests.synthetic.realtime_server import HEARD, Script
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+SILENT = 0.001
+LOUD = 0.02
+WAIT_MS = 30_000
+
+Microphone = Callable[[list[tuple[str, float]]], Path]
+
+
+def wait_for(page: Page, condition: str) -> None:
+    # A function, not an expression: the page's policy lets no string be evaluated.
+    page.wait_for_function(f"() => {condition}", timeout=WAIT_MS, polling=20)
+
+
+def state(page: Page) -> dict[str, Any]:
+    result: dict[str, Any] = page.evaluate("window.antiphon.state")
+    return result
+
+
+def energy(page: Page) -> float:
+    return float(page.evaluate("window.antiphon.outputEnergy()"))
+
+
+def sent(script: Script, kind: str) -> list[dict[str, Any]]:
+    return [event for event in script.received if event["type"] == kind]
+
+
+def test_a_spoken_turn_is_heard_and_interrupted_by_speaking(
+    serve: Serve, open_page: OpenPage, microphone: Microphone, tmp_path: Path
+) -> None:
+    script = Script(reply_ms=(60_000, 300))
+    sound = microphone([("silence", 1), ("speech", 1), ("silence", 4), ("speech", 1.5)])
+    page = open_page(serve(script), microphone=sound)
+    assert energy(page) < SILENT
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    assert energy(page) < SILENT
+    wait_for(page, "window.antiphon.state.userSpeaking")
+    assert energy(page) < SILENT
+    wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
+    expect(page.get_by_role("log")).to_contain_text(HEARD)
+    expect(page.get_by_role("log")).to_contain_text("word 0.")
+    page.screenshot(path=tmp_path / "answering.png")
+    wait_for(page, "window.antiphon.state.interruptions === 1")
+    wait_for(page, f"window.antiphon.outputEnergy() < {SILENT}")
+    wait_for(page, "window.antiphon.state.turns[0].status === 'interrupted'")
+    (truncate,) = sent(script, "conversation.item.truncate")
+    assert truncate["audio_end_ms"] == state(page)["lastTruncation"]["audio_end_ms"]
+    # The user spoke again about 3.5 s after the answer began; the rest is latency.
+    assert 1_000 < truncate["audio_end_ms"] < 20_000
+    first = state(page)["turns"][0]
+    assert 0 <= first["ttft"] <= first["ttfp"] <= first["heard"]
+    expect(page.get_by_role("log")).to_contain_text("interrupted after")
+    assert page.locator("#turn-rows tr").count() >= 1
+
+
+def test_a_silent_answer_is_not_heard(
+    serve: Serve, open_page: OpenPage, microphone: Microphone
+) -> None:
+    script = Script(reply_ms=(800,), amplitude=0.0)
+    sound = microphone([("silence", 1), ("speech", 1), ("silence", 2)])
+    page = open_page(serve(script), microphone=sound)
+    page.evaluate(
+        """() => {
+          window.loudest = 0;
+          const look = () => {
+            window.loudest = Math.max(window.loudest, window.antiphon.outputEnergy());
+            requestAnimationFrame(look);
+          };
+          look();
+        }"""
+    )
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.turns[0]?.status === 'completed'")
+    wait_for(page, "!window.antiphon.state.playing")
+    assert page.evaluate("window.loudest") < SILENT
+    assert state(page)["turns"][0]["heard"] is None
+
+
+def test_an_answer_is_played_without_gaps_and_counted_to_the_sample(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    script = Script(reply_ms=(1_500,))
+    page = open_page(serve(script))
+    result = page.evaluate(
+        """async () => {
+          const { Speaker } = await import("./audio.js");
+          const played = [];
+          const ended = new Promise((resolve) => {
+            window.speaker = new Speaker({
+              onHeard() {},
+              onPlayed(item, samples, waiting) { played.push([item, samples, waiting]); },
+              onEmpty: resolve,
+            });
+          });
+          await window.speaker.start();
+          for (const [item, length] of [["a", 4801], ["a", 4800], ["b", 2399]]) {
+            window.speaker.play(item, new Int16Array(length).fill(9000).buffer);
+          }
+          await ended;
+          const idle = await window.speaker.flush();
+          window.speaker.play("c", new Int16Array(240_000).fill(9000).buffer);
+          await new Promise((resolve) => {
+            window.speaker.onPlayed = (item, samples) => samples > 2400 && resolve();
+          });
+          const cut = await window.speaker.flush();
+          return { played, idle, cut, rate: window.speaker.context.sampleRate };
+        }"""
+    )
+    assert result["rate"] == 24_000
+    last = {item: samples for item, samples, _ in result["played"]}
+    assert last == {"a": 9_601, "b": 2_399}
+    assert not result["idle"]["waiting"]
+    assert result["cut"]["item"] == "c"
+    assert 2_400 < result["cut"]["played"] < 120_000
+
+
+@pytest.mark.parametrize("rate_hz", [44_100, 48_000, 16_000])
+def test_recorded_sound_is_resampled_without_folding_back(
+    serve: Serve, open_page: OpenPage, rate_hz: int
+) -> None:
+    page = open_page(serve(Script()))
+    result = page.evaluate(
+        """async (rate) => {
+          const { Resampler } = await import("./resampler.js");
+          const level = (frequency) => {
+            const resampler = new Resampler(rate, 24000);
+            const output = [];
+            for (let block = 0; block < rate / 128; block += 1) {
+              const input = Float32Array.from({ length: 128 }, (_, i) =>
+                Math.sin((2 * Math.PI * frequency * (block * 128 + i)) / rate));
+              output.push(...resampler.push(input));
+            }
+            const steady = output.slice(2000, -2000);
+            const rms = Math.sqrt(steady.reduce((sum, x) => sum + x * x, 0) / steady.length);
+            return [rms * Math.SQRT2, output.length];
+          };
+          return { low: level(1000), speech: level(6000), high: level(rate / 2 - 1500) };
+        }""",
+        rate_hz,
+    )
+    assert result["low"][0] == pytest.approx(1.0, abs=0.01)
+    assert result["speech"][0] == pytest.approx(1.0, abs=0.02)
+    assert result["low"][1] == pytest.approx(24_000, abs=120)
+    if rate_hz > 30_000:
+        assert result["high"][0] < 0.003
+
+
+def test_text_and_the_escape_key(serve: Serve, open_page: OpenPage) -> None:
+    script = Script(reply_ms=(60_000, 400))
+    page = open_page(serve(script))
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    page.get_by_label("Type instead of talking").fill("What is the time?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("log")).to_contain_text("What is the time?")
+    wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
+    page.keyboard.press("Escape")
+    wait_for(page, "window.antiphon.state.turns[0].status === 'stopped'")
+    wait_for(page, f"window.antiphon.outputEnergy() < {SILENT}")
+    assert len(sent(script, "response.cancel")) == 1
+    assert len(sent(script, "conversation.item.truncate")) == 1
+    page.get_by_label("Type instead of talking").fill("And now?")
+    page.get_by_role("button", name="Send").click()
+    wait_for(page, "window.antiphon.state.turns[1]?.status === 'completed'")
+
+
+def test_typing_into_an_answer_stops_it_and_gets_the_next(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    script = Script(reply_ms=(60_000, 400))
+    page = open_page(serve(script))
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    for words in ("First", "Second"):
+        page.get_by_label("Type instead of talking").fill(words)
+        page.keyboard.press("Enter")
+        wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
+    wait_for(page, "window.antiphon.state.turns[1]?.status === 'completed'")
+    assert state(page)["turns"][0]["status"] == "stopped"
+    assert state(page)["notice"] is None
+
+
+def test_space_talks_m_mutes_and_talking_can_be_stopped(
+    serve: Serve, open_page: OpenPage, microphone: Microphone
+) -> None:
+    script = Script()
+    page = open_page(serve(script), microphone=microphone([("silence", 20)]))
+    page.keyboard.press("Space")
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    page.keyboard.press("m")
+    wait_for(page, "window.antiphon.state.microphone === 'muted'")
+    expect(page.get_by_role("status")).to_contain_text("muted")
+    page.keyboard.press("m")
+    page.keyboard.press("Space")
+    wait_for(page, "window.antiphon.state.microphone === 'off'")
+    expect(page.get_by_role("button", name="Talk")).to_have_attribute("aria-pressed", "false")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_key_is_asked_for_and_kept_in_the_tab(
+    serve: Serve, open_page: OpenPage, closes: bool
+) -> None:
+    script = Script(key="sesame", close_1008_without_key=closes)
+    page = open_page(serve(script))
+    page.get_by_role("button", name="Connect").click()
+    field = page.get_by_label("Key of this gateway")
+    expect(field).to_be_visible()
+    field.fill("sesame")
+    page.keyboard.press("Enter")
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    expect(field).to_be_hidden()
+    assert "openai-insecure-api-key.sesame" in script.protocols
+    assert page.evaluate("sessionStorage.length") == 1
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_hanging_up_and_calling_again_is_a_new_session(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Script(reply_ms=(200,))))
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    page.get_by_label("Type instead of talking").fill("Hello")
+    page.keyboard.press("Enter")
+    wait_for(page, "window.antiphon.state.turns[0]?.status === 'completed'")
+    session = state(page)["session"]
+    page.get_by_role("button", name="Disconnect").click()
+    expect(page.get_by_role("status")).to_contain_text("Not connected")
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    assert state(page)["session"] != session
+    expect(page.get_by_role("log")).to_contain_text("A new session")
+
+
+def test_the_servers_fault_is_said_in_words(
+    serve: Serve, open_page: OpenPage, microphone: Microphone
+) -> None:
+    script = Script(breaks_off=True)
+    sound = microphone([("speech", 1), ("silence", 5)])
+    page = open_page(serve(script), microphone=sound)
+    page.get_by_role("button", name="Talk").click()
+    expect(page.get_by_role("alert")).to_contain_text("fault", timeout=WAIT_MS)
+    expect(page.get_by_role("status")).to_contain_text("Disconnected")
+    script.breaks_off = False
+    page.get_by_role("button", name="Reconnect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_failed_answer_is_said_in_words(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Script(fails=True)))
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    page.get_by_label("Type instead of talking").fill("Hello")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("worker died")
+
+
+def test_no_microphone_outside_a_secure_context(serve: Serve, open_page: OpenPage) -> None:
+    url = serve(Script())
+    port = url.rpartition(":")[2]
+    rule = "--host-resolver-rules=MAP insecure.test 127.0.0.1"
+    page = open_page(f"http://insecure.test:{port}", arguments=(rule,))
+    assert not page.evaluate("window.isSecureContext")
+    expect(page.get_by_role("alert")).to_contain_text("not secure")
+    page.get_by_role("button", name="Talk").click()
+    assert state(page)["microphone"] == "unavailable"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits(
+    serve: Serve, open_page: OpenPage, tmp_path: Path, width: int, height: int, dark: bool
+) -> None:
+    script = Script(reply_ms=(900, 60_000))
+    page = open_page(serve(script), width=width, height=height, dark=dark)
+    page.screenshot(path=tmp_path / f"empty-{width}.png")
+    page.get_by_role("button", name="Connect").click()
+    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    for words in ("What is the weather like in Paris?", "And tomorrow?"):
+        page.get_by_label("Type instead of talking").fill(words)
+        page.keyboard.press("Enter")
+        wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
+        if words.startswith("What"):
+            wait_for(page, "!window.antiphon.state.playing && !window.antiphon.state.response")
+    page.screenshot(path=tmp_path / f"answering-{width}.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("Disconnect", "Talk", "Interrupt", "Send"):
+        box = page.get_by_role("button", name=name, exact=True).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
