@@ -35,5 +35,5 @@ format: ## let ruff format the code
 	@scripts/setup test
 	@$(VENV)/ruff check --fix . && $(VENV)/ruff format .
 
-clean: ## remove the virtual environment and everything that was built
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove the virtual environments and everything that was built
+	rm -rf .venv .venv-client build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
