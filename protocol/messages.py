@@ -3,6 +3,10 @@
 Every command carries a fence; every report names the session and, where it
 belongs to one, the turn. The link below (`protocol.link`) orders, acknowledges
 and retransmits them; it does not look inside.
+
+A worker applies a session's commands in the order of their arrival, each after the
+stream input that arrived before it. Where input comes by another path than commands,
+`after_input` names the `Update.sequence` that must have been applied first.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     fence: Fence
     command: str
     settings: dict[str, Any] = {}
+    after_input: int = 0
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
@@ -60,6 +65,7 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     command: str
     name: str
     arguments: dict[str, Any] = {}
+    after_input: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
@@ -74,6 +80,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     parameters: dict[str, Any] = {}
     inputs: list[Descriptor] = []
     last: bool = True
+    after_input: int = 0
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed"):

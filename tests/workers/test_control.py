@@ -1,0 +1,673 @@
+"""The worker's control side: fences, order, turns, floors, closing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.connectors import InlineDescriptor
+from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
+from protocol.messages import (
+    Answer,
+    Close,
+    Command,
+    Configure,
+    Feed,
+    Fence,
+    Open,
+    Output,
+    RaiseFloor,
+    ReceivedThrough,
+    Report,
+    Run,
+    Signal,
+    StageEvent,
+    TurnEnded,
+    TurnStatus,
+    Update,
+)
+from protocol.payloads import text_payload
+from workers.control import Control
+from workers.control_events import (
+    AbandonTurn,
+    Action,
+    ApplyInput,
+    CancelTurn,
+    CommandReceived,
+    ConfigureSession,
+    ControlLimits,
+    Emitted,
+    EngineReady,
+    Event,
+    FeedTurn,
+    FreeSession,
+    GatewayDown,
+    GatewayUp,
+    InputFailed,
+    InputTaken,
+    Noticed,
+    OpenSession,
+    OperationDone,
+    OutputRefused,
+    SendReport,
+    Settle,
+    ShuttingDown,
+    SignalSession,
+    StartTurn,
+    Tick,
+    TurnFinished,
+    TurnOutcome,
+)
+
+FENCE = Fence("s", 1, "g1")
+DATA = InlineDescriptor(text_payload("x"))
+
+
+@dataclass
+class Bench:
+    """A control side whose operations succeed at once, unless told otherwise."""
+
+    limits: ControlLimits = field(default_factory=ControlLimits)
+    refusals: dict[str, InvalidRequest] = field(default_factory=dict)
+    now_ms: float = 0.0
+    actions: list[Action] = field(default_factory=list)
+    reports: list[tuple[str, Report]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.control = Control(self.limits)
+        self.tell(EngineReady())
+        self.tell(GatewayUp("g1"))
+        self.tell(GatewayUp("g2"))
+
+    def tell(self, event: Event) -> list[Action]:
+        """Handle `event` and what follows from it; the engine's actions."""
+        mine: list[Action] = []
+        for action in self.control.handle(event, self.now_ms):
+            if isinstance(action, SendReport):
+                self.reports.append((action.gateway, action.report))
+                continue
+            mine.append(action)
+            self.actions.append(action)
+            if isinstance(action, OpenSession | ConfigureSession | SignalSession):
+                name = action.name if isinstance(action, SignalSession) else "open"
+                refusal = self.refusals.get(name)
+                done = OperationDone(
+                    action.session, refusal.info() if refusal else None, {"done": name}
+                )
+                mine += self.tell(done)
+        return mine
+
+    def command(self, command: Command, gateway: str = "g1") -> list[Action]:
+        """A command arrives over the link."""
+        return self.tell(CommandReceived(gateway, command))
+
+    def open(self, fence: Fence = FENCE) -> Bench:
+        """Open a session and forget that it was reported."""
+        self.command(Open(fence, "open", {}), fence.owner)
+        self.take()
+        return self
+
+    def take(self) -> list[Report]:
+        """The reports since the last call."""
+        reports, self.reports = [report for _, report in self.reports], []
+        return reports
+
+    def after(self, milliseconds: float) -> list[Action]:
+        """Time passes and the timer fires."""
+        self.now_ms += milliseconds
+        return self.tell(Tick())
+
+
+def code(report: Report) -> str | None:
+    assert isinstance(report, Answer | TurnEnded)
+    return report.error.code if report.error else None
+
+
+def run(turn: int, lane: str = "default", **fields: Any) -> Run:
+    return Run(FENCE, turn, lane, **fields)
+
+
+# Fences
+
+
+def test_an_open_is_carried_out_and_answered() -> None:
+    bench = Bench()
+    assert bench.command(Open(FENCE, "c1", {"a": 1})) == [OpenSession("s", 1, {"a": 1})]
+    assert bench.take() == [Answer("s", "c1", None, {"done": "open"})]
+
+
+@pytest.mark.parametrize(
+    ("fence", "sender", "admitted"),
+    [
+        (Fence("s", 5, "g1"), "g1", True),
+        (Fence("s", 4, "g1"), "g1", False),
+        (Fence("s", 5, "g2"), "g2", False),
+        (Fence("s", 6, "g2"), "g2", True),
+        (Fence("s", 4, "g2"), "g2", False),
+        (Fence("s", 6, "g2"), "g1", False),
+    ],
+)
+def test_a_fence_excludes_lower_epochs_and_other_owners(
+    fence: Fence, sender: str, admitted: bool
+) -> None:
+    bench = Bench().open(Fence("s", 5, "g1"))
+    bench.command(Signal(fence, "c", "x"), sender)
+    bench.command(Run(fence, 1, "default"), sender)
+    answer, *ended = bench.take()
+    if admitted:
+        assert code(answer) is None
+        assert ended == []
+    else:
+        assert code(answer) == "fenced"
+        assert code(ended[0]) == "fenced"
+
+
+def test_a_fence_outlives_its_session() -> None:
+    bench = Bench().open(Fence("s", 5, "g1"))
+    bench.command(Close(Fence("s", 5, "g1"), "close", "client"))
+    bench.take()
+    bench.command(Open(Fence("s", 4, "g2"), "late"), "g2")
+    assert [code(report) for report in bench.take()] == ["fenced"]
+
+
+def test_a_higher_epoch_takes_the_session_over_with_its_running_turn() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(Signal(Fence("s", 2, "g2"), "c", "x"), "g2")
+    bench.reports.clear()
+    bench.tell(Emitted("s", 1, DATA))
+    assert bench.reports == [("g2", Output("s", 1, 1, DATA))]
+    bench.command(Signal(FENCE, "c2", "x"))
+    assert bench.reports[-1][0] == "g1"
+    assert code(bench.reports[-1][1]) == "fenced"
+
+
+# Opening
+
+
+def test_before_the_model_is_loaded_an_open_is_refused() -> None:
+    control = Control()
+    control.handle(GatewayUp("g1"), 0)
+    (action,) = control.handle(CommandReceived("g1", Open(FENCE, "c")), 0)
+    assert isinstance(action, SendReport)
+    assert code(action.report) == "not_ready"
+
+
+def test_a_refused_open_leaves_nothing() -> None:
+    bench = Bench(refusals={"open": InvalidRequest("no", field="a")})
+    bench.command(Open(FENCE, "c1"))
+    assert [code(report) for report in bench.take()] == ["invalid_value"]
+    assert bench.control.sessions == 0
+    bench.command(run(1))
+    assert [code(report) for report in bench.take()] == ["session_state_lost"]
+
+
+def test_an_open_session_is_not_opened_again() -> None:
+    bench = Bench().open()
+    assert bench.command(Open(FENCE, "other")) == []
+    assert [code(report) for report in bench.take()] == ["already_open"]
+
+
+def test_a_full_worker_refuses() -> None:
+    bench = Bench(ControlLimits(sessions=1)).open()
+    bench.command(Open(Fence("t", 1, "g1"), "c"))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+
+
+def test_commands_for_an_unknown_session_are_answered_with_the_truth() -> None:
+    bench = Bench()
+    bench.command(Signal(FENCE, "c1", "x"))
+    bench.command(Configure(FENCE, "c2"))
+    bench.command(run(1))
+    assert [code(report) for report in bench.take()] == ["session_state_lost"] * 3
+
+
+# Command ids
+
+
+def test_a_repeated_id_gets_the_first_answer_and_is_not_carried_out_again() -> None:
+    bench = Bench().open()
+    first = bench.command(Signal(FENCE, "c1", "clear"))
+    again = bench.command(Signal(FENCE, "c1", "clear"))
+    assert (len(first), len(again)) == (1, 0)
+    answers = bench.take()
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+
+
+def test_a_refused_command_is_answered_with_its_error() -> None:
+    bench = Bench(refusals={"nonsense": InvalidRequest("unknown signal")}).open()
+    bench.command(Signal(FENCE, "c1", "nonsense"))
+    assert [code(report) for report in bench.take()] == ["invalid_value"]
+
+
+# Input
+
+
+def applied(actions: list[Action]) -> list[int]:
+    return [action.sequence for action in actions if isinstance(action, ApplyInput)]
+
+
+def test_input_is_applied_once_in_order_and_reported_once_a_loop_turn() -> None:
+    bench = Bench().open()
+    actions = [bench.command(Update(FENCE, number, DATA)) for number in (1, 3, 3, 2, 2, 4)]
+    assert [applied(some) for some in actions] == [[1], [], [], [2, 3], [], [4]]
+    bench.tell(Settle())
+    bench.tell(Settle())
+    assert bench.take() == [ReceivedThrough("s", 4)]
+
+
+def test_a_gap_that_stays_is_stated_and_the_rest_goes_on() -> None:
+    bench = Bench().open()
+    bench.command(Update(FENCE, 1, DATA))
+    bench.command(Update(FENCE, 4, DATA))
+    assert bench.control.deadline_ms == 1000
+    assert applied(bench.after(1000)) == [4]
+    assert bench.take() == [StageEvent("s", "input_lost", {"first": 2, "last": 3})]
+
+
+def test_held_input_is_bounded() -> None:
+    bench = Bench(ControlLimits(held_inputs=2)).open()
+    for number in (3, 4):
+        assert applied(bench.command(Update(FENCE, number, DATA))) == []
+    assert applied(bench.command(Update(FENCE, 6, DATA))) == [3, 4]
+    assert bench.take() == [StageEvent("s", "input_lost", {"first": 1, "last": 2})]
+
+
+def test_a_command_never_overtakes_input_that_came_before_it() -> None:
+    bench = Bench().open()
+    bench.command(Update(FENCE, 1, DATA))
+    bench.command(Update(FENCE, 3, DATA))
+    assert bench.command(run(1)) == []
+    actions = bench.command(Update(FENCE, 2, DATA))
+    assert [type(action) for action in actions] == [ApplyInput, ApplyInput, StartTurn]
+
+
+def test_a_command_waits_for_the_input_that_it_names() -> None:
+    bench = Bench().open()
+    assert bench.command(Signal(FENCE, "c", "cut", after_input=2)) == []
+    assert bench.command(Update(FENCE, 3, DATA)) == []
+    assert applied(bench.command(Update(FENCE, 1, DATA))) == [1]
+    actions = bench.command(Update(FENCE, 2, DATA))
+    assert [type(action) for action in actions] == [ApplyInput, SignalSession, ApplyInput]
+
+
+def test_a_command_does_not_wait_for_ever_for_lost_input() -> None:
+    bench = Bench().open()
+    bench.command(Signal(FENCE, "c", "cut", after_input=2))
+    actions = bench.after(1000)
+    assert [type(action) for action in actions] == [SignalSession]
+    assert bench.take()[0] == StageEvent("s", "input_lost", {"first": 1, "last": 2})
+
+
+def test_input_that_the_engine_refuses_is_told() -> None:
+    bench = Bench().open()
+    bench.tell(InputFailed("s", 1, InvalidRequest("odd number of bytes").info()))
+    (event,) = bench.take()
+    assert isinstance(event, StageEvent)
+    assert event.name == "input_failed"
+    assert event.arguments["sequence"] == 1
+
+
+def test_too_many_waiting_commands_are_refused() -> None:
+    bench = Bench(ControlLimits(waiting_commands=1)).open()
+    bench.command(Signal(FENCE, "c1", "x", after_input=9))
+    bench.command(Signal(FENCE, "c2", "x", after_input=9))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+    assert bench.control.waiting == 1
+
+
+# Turns
+
+
+def test_a_turn_numbers_its_outputs_and_ends_once() -> None:
+    bench = Bench().open()
+    assert bench.command(run(1, parameters={"a": 1}, inputs=[DATA])) == [
+        StartTurn("s", 1, 1, "default", {"a": 1}, [DATA], True)
+    ]
+    bench.now_ms = 5
+    bench.tell(Emitted("s", 1, DATA))
+    bench.now_ms = 9
+    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED, None, {"tokens": 2}))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    timeline = {"received": 0.0, "queued": 0.0, "started": 0.0, "first_output": 5.0, "done": 9.0}
+    assert bench.take() == [
+        Output("s", 1, 1, DATA),
+        Output("s", 1, 2, DATA),
+        TurnEnded("s", 1, TurnStatus.COMPLETED, None, {"tokens": 2}, timeline),
+    ]
+
+
+def test_a_repeated_run_is_not_run_again() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    assert bench.command(run(1)) == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    assert bench.command(run(1)) == []
+    assert len(bench.take()) == 1
+
+
+def test_an_engine_failure_fails_the_turn_only() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.FAILED, EngineFailed("broke").info()))
+    (ended,) = bench.take()
+    assert isinstance(ended, TurnEnded)
+    assert (ended.status, code(ended)) == (TurnStatus.FAILED, "engine_failed")
+    assert [type(action) for action in bench.command(run(2))] == [StartTurn]
+
+
+def test_a_turn_that_stops_without_being_cancelled_has_failed() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [code(report) for report in bench.take()] == ["engine_failed"]
+
+
+def test_raising_the_floor_cancels_what_runs_below_it_in_its_lane() -> None:
+    bench = Bench().open()
+    for turn, lane in ((1, "default"), (2, "aside"), (3, "default")):
+        bench.command(run(turn, lane))
+    assert bench.command(RaiseFloor(FENCE, "default", 3)) == [CancelTurn("s", 1)]
+    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    (ended,) = bench.take()
+    assert isinstance(ended, TurnEnded)
+    assert (ended.turn, ended.status, ended.error) == (1, TurnStatus.CANCELLED, None)
+
+
+def test_a_run_below_the_floor_ends_cancelled_without_running() -> None:
+    bench = Bench().open()
+    bench.command(RaiseFloor(FENCE, "default", 5))
+    bench.command(RaiseFloor(FENCE, "default", 3))
+    assert bench.command(run(4)) == []
+    assert bench.take() == [TurnEnded("s", 4, TurnStatus.CANCELLED)]
+    assert bench.command(run(4)) == []
+    assert [type(action) for action in bench.command(run(5))] == [StartTurn]
+
+
+def test_a_run_that_waits_is_cancelled_by_the_floor() -> None:
+    bench = Bench().open()
+    bench.command(run(1, last=False, after_input=9))
+    bench.command(Feed(FENCE, 1, DATA))
+    bench.command(RaiseFloor(FENCE, "default", 2))
+    assert bench.take() == [TurnEnded("s", 1, TurnStatus.CANCELLED)]
+    assert bench.control.waiting == 0
+
+
+def test_feeds_reach_a_running_turn_until_the_last() -> None:
+    bench = Bench().open()
+    bench.command(run(1, last=False))
+    assert bench.command(Feed(FENCE, 1, DATA)) == [FeedTurn("s", 1, DATA, False)]
+    assert bench.command(Feed(FENCE, 1, None, last=True)) == [FeedTurn("s", 1, None, True)]
+    assert bench.command(Feed(FENCE, 1, DATA)) == []
+    assert bench.command(Feed(FENCE, 2, DATA)) == []
+
+
+def test_a_turn_with_too_much_queued_input_fails() -> None:
+    bench = Bench(ControlLimits(fed_payloads=2)).open()
+    bench.command(run(1, last=False))
+    bench.command(Feed(FENCE, 1, DATA))
+    bench.tell(InputTaken("s", 1, 1))
+    bench.command(Feed(FENCE, 1, DATA))
+    bench.command(Feed(FENCE, 1, DATA))
+    assert bench.command(Feed(FENCE, 1, DATA)) == [CancelTurn("s", 1)]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+
+
+def test_a_turn_whose_output_cannot_be_sent_fails() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    error = CapacityExceeded("full").info()
+    assert bench.tell(OutputRefused("s", 1, error)) == [CancelTurn("s", 1)]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+
+
+@pytest.mark.parametrize("limits", [ControlLimits(turns_per_session=1), ControlLimits(turns=1)])
+def test_turns_are_bounded(limits: ControlLimits) -> None:
+    bench = Bench(limits).open()
+    bench.command(run(1))
+    bench.command(run(2))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    assert [type(action) for action in bench.command(run(3))] == [StartTurn]
+
+
+def test_a_turn_that_does_not_stop_is_abandoned() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(RaiseFloor(FENCE, "default", 2))
+    assert bench.after(9_999) == []
+    assert bench.after(1) == [AbandonTurn("s", 1)]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [report.status for report in bench.take() if isinstance(report, TurnEnded)] == [
+        TurnStatus.CANCELLED
+    ]
+
+
+def test_what_the_engine_notices_goes_to_the_owner() -> None:
+    bench = Bench().open()
+    bench.tell(Noticed("s", "speech_started", {"audio_start_ms": 3}))
+    assert bench.reports == [("g1", StageEvent("s", "speech_started", {"audio_start_ms": 3}))]
+
+
+# Closing
+
+
+def test_closing_waits_for_running_turns_and_frees_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    assert bench.command(Close(FENCE, "c1", "client")) == [CancelTurn("s", 1)]
+    assert bench.command(Close(FENCE, "c2", "client")) == []
+    assert bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED)) == [FreeSession("s")]
+    ended, *answers = bench.take()
+    assert isinstance(ended, TurnEnded)
+    assert answers == [Answer("s", "c1"), Answer("s", "c2")]
+    assert bench.control.sessions == 0
+    bench.command(Close(FENCE, "c1", "client"))
+    assert bench.take() == [Answer("s", "c1")]
+
+
+def test_closing_does_not_wait_for_ever() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(Close(FENCE, "c1", "client"))
+    assert bench.after(10_000) == [AbandonTurn("s", 1), FreeSession("s")]
+    assert bench.take()[-1] == Answer("s", "c1")
+
+
+def test_an_unknown_session_is_closed_already() -> None:
+    bench = Bench()
+    bench.command(Close(FENCE, "c", "client"))
+    assert bench.take() == [Answer("s", "c")]
+
+
+def test_an_open_during_closing_starts_afresh_when_all_is_freed() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(Close(FENCE, "c1", "client"))
+    assert bench.command(Open(FENCE, "again")) == []
+    actions = bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [type(action) for action in actions] == [FreeSession, OpenSession]
+    assert bench.take()[-1] == Answer("s", "again", None, {"done": "open"})
+
+
+def test_waiting_commands_are_answered_when_the_session_closes() -> None:
+    bench = Bench().open()
+    bench.command(Signal(FENCE, "c1", "x", after_input=1))
+    bench.command(run(1))
+    bench.command(Close(FENCE, "c2", "client"))
+    answer, ended, closed = bench.take()
+    assert code(answer) == "session_state_lost"
+    assert ended == TurnEnded("s", 1, TurnStatus.CANCELLED)
+    assert closed == Answer("s", "c2")
+
+
+def test_shutting_down_frees_everything() -> None:
+    bench = Bench().open().open(Fence("t", 1, "g1"))
+    actions = bench.tell(ShuttingDown())
+    assert sorted(a.session for a in actions if isinstance(a, FreeSession)) == ["s", "t"]
+    bench.command(Open(FENCE, "late"))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+
+
+# Gateways
+
+
+def test_sessions_outlive_their_gateway_for_the_stated_time_only() -> None:
+    bench = Bench().open().open(Fence("t", 1, "g2"))
+    bench.command(run(1))
+    assert bench.tell(GatewayDown("g1")) == [CancelTurn("s", 1)]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert bench.take() == []
+    assert bench.after(29_999) == []
+    assert bench.after(1) == [FreeSession("s")]
+    assert bench.control.sessions == 1
+
+
+def test_another_gateway_may_take_an_orphan_over_in_time() -> None:
+    bench = Bench().open()
+    bench.tell(GatewayDown("g1"))
+    bench.command(Signal(Fence("s", 2, "g2"), "c", "x"), "g2")
+    assert bench.after(30_000) == []
+    assert bench.control.sessions == 1
+
+
+def test_a_gateway_that_comes_back_finds_nothing_of_what_it_gave_up() -> None:
+    bench = Bench().open()
+    bench.tell(GatewayDown("g1"))
+    assert bench.tell(GatewayUp("g1")) == [FreeSession("s")]
+    assert bench.command(Open(FENCE, "again")) == [OpenSession("s", 1, {})]
+
+
+# Any order of events
+
+fences = st.builds(Fence, st.sampled_from("st"), st.integers(1, 3), st.sampled_from(["g1", "g2"]))
+turns = st.integers(1, 6)
+ids = st.sampled_from("abc")
+lanes = st.sampled_from(["default", "aside"])
+after = st.integers(0, 4)
+commands: st.SearchStrategy[Command] = st.one_of(
+    st.builds(Open, fences, ids),
+    st.builds(Configure, fences, ids, after_input=after),
+    st.builds(Update, fences, st.integers(1, 6), st.just(DATA)),
+    st.builds(Signal, fences, ids, st.just("x"), after_input=after),
+    st.builds(Run, fences, turns, lanes, last=st.booleans(), after_input=after),
+    st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
+    st.builds(RaiseFloor, fences, lanes, turns),
+    st.builds(Close, fences, ids, st.just("client")),
+)
+steps: st.SearchStrategy[Any] = st.one_of(
+    commands,
+    commands,
+    st.builds(Emitted, st.sampled_from("st"), turns, st.just(DATA)),
+    st.builds(TurnFinished, st.sampled_from("st"), turns, st.sampled_from(TurnOutcome)),
+    st.builds(GatewayUp, st.sampled_from(["g1", "g2"])),
+    st.builds(GatewayDown, st.sampled_from(["g1", "g2"])),
+    st.builds(Settle),
+    st.sampled_from([10.0, 1000.0, 10_000.0, 30_000.0]),
+)
+
+
+class Watch:
+    """Checks what must hold of every sequence of events."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(ControlLimits(waiting_commands=3, held_inputs=3, turns_per_session=2))
+        self.accepted: dict[str, tuple[int, str]] = {}
+        self.running: set[tuple[str, int]] = set()
+        self.engine: set[str] = set()
+        self.inputs: dict[str, int] = {}
+
+    def step(self, step: Any) -> None:
+        if isinstance(step, float):
+            self.observe(self.bench.after(step))
+        elif isinstance(step, TurnFinished | Emitted):
+            # An engine speaks only of turns that it runs.
+            if (step.session, step.turn) in self.running:
+                if isinstance(step, TurnFinished):
+                    self.running.discard((step.session, step.turn))
+                self.observe(self.bench.tell(step))
+        elif isinstance(step, GatewayUp | GatewayDown | Settle):
+            self.observe(self.bench.tell(step))
+        else:
+            before = len(self.bench.actions)
+            self.observe(self.bench.command(step, step.fence.owner))
+            self.check_fence(step.fence, len(self.bench.actions) > before)
+
+    def check_fence(self, fence: Fence, acted: bool) -> None:
+        known = self.accepted.get(fence.session)
+        if acted:
+            if known is not None:
+                assert fence.epoch >= known[0]
+                assert fence.epoch > known[0] or fence.owner == known[1]
+            self.accepted[fence.session] = (fence.epoch, fence.owner)
+
+    def observe(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case OpenSession():
+                    assert action.session not in self.engine
+                    self.engine.add(action.session)
+                    self.inputs[action.session] = 0
+                case FreeSession():
+                    self.engine.remove(action.session)
+                    assert not any(session == action.session for session, _ in self.running)
+                case StartTurn():
+                    assert (action.session, action.turn) not in self.running
+                    self.running.add((action.session, action.turn))
+                case AbandonTurn():
+                    self.running.remove((action.session, action.turn))
+                case ApplyInput():
+                    assert action.sequence > self.inputs[action.session]
+                    self.inputs[action.session] = action.sequence
+            if not isinstance(action, FreeSession | AbandonTurn):
+                assert getattr(action, "session", None) in self.engine
+        assert self.bench.control.sessions == len(self.engine)
+
+    def finish(self) -> None:
+        """Stop: everything ends within the stated times, and nothing is left."""
+        self.observe(self.bench.tell(ShuttingDown()))
+        self.observe(self.bench.after(10_000))
+        assert self.engine == set()
+        assert self.running == set()
+        assert self.bench.control.waiting == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_nothing_that_must_hold_is_broken_by_any_order_of_events(plan: list[Any]) -> None:
+    watch = Watch()
+    for step in plan:
+        watch.step(step)
+    watch.finish()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_every_run_ends_exactly_once(plan: list[Any]) -> None:
+    """With one gateway that stays, each turn number of a session has one end."""
+    watch = Watch()
+    fence = Fence("s", 1, "g1")
+    watch.bench.command(Open(fence, "open"))
+    watch.engine.add("s")
+    watch.inputs["s"] = 0
+    sent: set[int] = set()
+    for step in plan:
+        if isinstance(step, Open | Close | GatewayUp | GatewayDown):
+            continue
+        if hasattr(step, "fence"):
+            step = type(step)(fence, *[getattr(step, f) for f in step.__struct_fields__[1:]])
+        if isinstance(step, Run):
+            sent.add(step.turn)
+        watch.step(step)
+    watch.finish()
+    ended = [report.turn for _, report in watch.bench.reports if isinstance(report, TurnEnded)]
+    assert sorted(ended) == sorted(sent)

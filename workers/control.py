@@ -1,0 +1,336 @@
+"""The worker's control side: who may command which session, and what becomes of it.
+
+`Control.handle(event, now_ms)` returns actions for the runtime to carry out in order;
+what the engine answers comes back as an event. Every command's fence is checked: an
+accepted (epoch, owner) excludes lower epochs and other owners of the same epoch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    Fenced,
+    InvalidRequest,
+    SessionStateLost,
+)
+from protocol.messages import (
+    Answer,
+    Close,
+    Command,
+    Configure,
+    Feed,
+    Fence,
+    Open,
+    RaiseFloor,
+    Report,
+    Run,
+    Signal,
+    StageEvent,
+    TurnEnded,
+    TurnStatus,
+    Update,
+)
+from workers.control_events import (
+    Action,
+    CommandReceived,
+    ControlLimits,
+    Emitted,
+    EngineReady,
+    Event,
+    GatewayDown,
+    GatewayUp,
+    InputFailed,
+    InputTaken,
+    Noticed,
+    OperationDone,
+    OutputRefused,
+    SendReport,
+    Settle,
+    ShuttingDown,
+    Tick,
+    TurnFinished,
+)
+from workers.session_control import SessionControl, SessionState, Totals
+
+
+class Control:
+    """All sessions of one worker."""
+
+    def __init__(self, limits: ControlLimits | None = None) -> None:
+        self._limits = limits or ControlLimits()
+        self._ready = False
+        self._stopping = False
+        self._sessions: dict[str, SessionControl] = {}
+        self._gateways: set[str] = set()
+        self._gone_ms: dict[str, float] = {}
+        self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._timed: dict[str, float] = {}
+        self._unsaid: set[str] = set()
+        # Opens that wait for the same session's earlier state to be freed.
+        self._reopens: dict[str, tuple[str, Open]] = {}
+        self._totals = Totals()
+        self._actions: list[Action] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is loaded."""
+        return self._ready
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that hold anything, those opening and closing included."""
+        return len(self._sessions)
+
+    @property
+    def waiting(self) -> int:
+        """Turns that run and commands that wait."""
+        return self._totals.turns + self._totals.waiting
+
+    @property
+    def progress(self) -> int:
+        """Grows with everything that the engine gets done."""
+        return self._totals.progress
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """When the next `Tick` is due."""
+        times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
+        return min([*self._timed.values(), *times], default=None)
+
+    def handle(self, event: Event, now_ms: float) -> list[Action]:
+        """Take `event` in; the actions are to be carried out in order."""
+        match event:
+            case CommandReceived():
+                self._command(event.gateway, event.command, now_ms)
+            case GatewayUp():
+                self._gateways.add(event.gateway)
+                self._gone_ms.pop(event.gateway, None)
+                self._free_sessions_of(event.gateway, now_ms)
+            case GatewayDown():
+                self._gateway_down(event.gateway, now_ms)
+            case EngineReady():
+                self._ready = True
+            case Settle():
+                for name in self._unsaid:
+                    if (session := self._sessions.get(name)) is not None:
+                        session.settle()
+                self._unsaid.clear()
+            case Tick():
+                self._tick(now_ms)
+            case ShuttingDown():
+                self._stopping = True
+                for session in list(self._sessions.values()):
+                    session.close(None, now_ms)
+                    self._note(session, now_ms)
+            case _:
+                session_ = self._sessions.get(event.session)
+                if session_ is not None:
+                    self._engine_event(session_, event, now_ms)
+                    self._note(session_, now_ms)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical state."""
+        return (
+            self._ready,
+            self._stopping,
+            tuple(self._sessions[name].freeze() for name in sorted(self._sessions)),
+            tuple(sorted(self._gateways)),
+            tuple(sorted(self._gone_ms)),
+            tuple(self._fences.items()),
+            tuple(sorted(self._reopens)),
+            (self._totals.turns, self._totals.waiting),
+        )
+
+    def _engine_event(
+        self,
+        session: SessionControl,
+        event: OperationDone
+        | InputFailed
+        | InputTaken
+        | Emitted
+        | OutputRefused
+        | Noticed
+        | TurnFinished,
+        now_ms: float,
+    ) -> None:
+        match event:
+            case OperationDone():
+                session.operation_done(event, now_ms)
+            case Emitted():
+                session.output(event, now_ms)
+            case OutputRefused():
+                session.fail_turn(event.turn, event.error, now_ms)
+            case InputTaken():
+                session.input_taken(event)
+            case TurnFinished():
+                session.turn_finished(event, now_ms)
+            case Noticed():
+                self._report(session.owner, StageEvent(event.session, event.name, event.arguments))
+            case InputFailed():
+                arguments = {
+                    "sequence": event.sequence,
+                    "code": event.error.code,
+                    "message": event.error.message,
+                }
+                self._report(session.owner, StageEvent(event.session, "input_failed", arguments))
+
+    def _command(self, gateway: str, command: Command, now_ms: float) -> None:
+        fence = command.fence
+        if not self._admits(gateway, fence):
+            self._refuse(gateway, command, Fenced("another gateway owns this session"))
+            return
+        session = self._sessions.get(fence.session)
+        if session is None:
+            self._command_unknown(gateway, command, now_ms)
+            return
+        session.epoch, session.owner = fence.epoch, fence.owner
+        self._remember_fence(fence)
+        match command:
+            case Open() if session.state is SessionState.CLOSING:
+                self._refuse_reopen(fence.session)
+                self._reopens[fence.session] = (gateway, command)
+            case Open() if session.state is not SessionState.OPENING and not session.knows(
+                command.command
+            ):
+                error = InvalidRequest("the session is open already", code="already_open")
+                self._refuse(gateway, command, error)
+            case Update():
+                session.update(command, now_ms)
+            case RaiseFloor():
+                session.raise_floor(command, now_ms)
+            case Close():
+                self._refuse_reopen(fence.session)
+                session.close(command.command, now_ms)
+            case Open() | Configure() | Signal() | Run() | Feed():
+                session.command(command, now_ms)
+        self._note(session, now_ms)
+
+    def _command_unknown(self, gateway: str, command: Command, now_ms: float) -> None:
+        match command:
+            case Open() if self._stopping:
+                self._refuse(gateway, command, CapacityExceeded("this worker is stopping"))
+            case Open() if not self._ready:
+                error = CapacityExceeded(
+                    "this worker is still loading its model", code="not_ready", retry_after_ms=1000
+                )
+                self._refuse(gateway, command, error)
+            case Open() if len(self._sessions) >= self._limits.sessions:
+                self._refuse(gateway, command, CapacityExceeded("this worker is full"))
+            case Open():
+                self._open(command, now_ms)
+            case Close():
+                self._remember_fence(command.fence)
+                self._report(gateway, Answer(command.fence.session, command.command))
+            case _:
+                self._refuse(gateway, command, SessionStateLost("this worker has no such session"))
+
+    def _open(self, command: Open, now_ms: float) -> None:
+        fence = command.fence
+        self._remember_fence(fence)
+        session = SessionControl(
+            fence.session,
+            fence.epoch,
+            fence.owner,
+            self._limits,
+            self._totals,
+            self._actions_append,
+            self._report,
+        )
+        self._sessions[fence.session] = session
+        session.command(command, now_ms)
+        self._note(session, now_ms)
+
+    def _admits(self, gateway: str, fence: Fence) -> bool:
+        if fence.owner != gateway:
+            return False
+        known = self._fences.get(fence.session)
+        return (
+            known is None
+            or fence.epoch > known[0]
+            or (fence.epoch == known[0] and fence.owner == known[1])
+        )
+
+    def _remember_fence(self, fence: Fence) -> None:
+        self._fences[fence.session] = (fence.epoch, fence.owner)
+        self._fences.move_to_end(fence.session)
+        if len(self._fences) <= self._limits.remembered_fences:
+            return
+        for name in self._fences:
+            # The fence of a session that is still here is never forgotten.
+            if name not in self._sessions:
+                del self._fences[name]
+                return
+
+    def _refuse(self, gateway: str, command: Command, error: AntiphonError) -> None:
+        """Tell the sender, in the form that its command is answered in."""
+        name = command.fence.session
+        match command:
+            case Open() | Configure() | Signal() | Close():
+                self._report(gateway, Answer(name, command.command, error.info()))
+            case Run():
+                ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
+                self._report(gateway, ended)
+            case Update() | Feed() | RaiseFloor():
+                pass
+
+    def _gateway_down(self, gateway: str, now_ms: float) -> None:
+        self._gateways.discard(gateway)
+        self._reopens = {n: r for n, r in self._reopens.items() if r[0] != gateway}
+        owned = [s for s in self._sessions.values() if s.owner == gateway]
+        if owned:
+            self._gone_ms[gateway] = now_ms
+        for session in owned:
+            # Nobody is there to take what these turns would still make.
+            session.cancel_turns(now_ms)
+            self._note(session, now_ms)
+
+    def _free_sessions_of(self, gateway: str, now_ms: float) -> None:
+        for session in list(self._sessions.values()):
+            if session.owner == gateway:
+                session.close(None, now_ms)
+                self._note(session, now_ms)
+
+    def _refuse_reopen(self, name: str) -> None:
+        if (reopen := self._reopens.pop(name, None)) is not None:
+            self._refuse(*reopen, SessionStateLost("the session was closed"))
+
+    def _tick(self, now_ms: float) -> None:
+        for name, deadline_ms in list(self._timed.items()):
+            if now_ms >= deadline_ms:
+                session = self._sessions[name]
+                session.tick(now_ms)
+                self._note(session, now_ms)
+        for gateway, gone_ms in list(self._gone_ms.items()):
+            if now_ms >= gone_ms + self._limits.owner_gone_ms:
+                del self._gone_ms[gateway]
+                self._free_sessions_of(gateway, now_ms)
+
+    def _note(self, session: SessionControl, now_ms: float) -> None:
+        """Bring what is kept about all sessions up to date with this one."""
+        name = session.session
+        if session.state is SessionState.CLOSED:
+            self._sessions.pop(name, None)
+            self._timed.pop(name, None)
+            self._unsaid.discard(name)
+            if (reopen := self._reopens.pop(name, None)) is not None:
+                self._command_unknown(*reopen, now_ms)
+            return
+        if session.unsaid:
+            self._unsaid.add(name)
+        deadline_ms = session.deadline_ms
+        if deadline_ms is None:
+            self._timed.pop(name, None)
+        else:
+            self._timed[name] = deadline_ms
+
+    def _actions_append(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _report(self, gateway: str, report: Report) -> None:
+        if gateway in self._gateways:
+            self._actions.append(SendReport(gateway, report))

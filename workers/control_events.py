@@ -1,0 +1,256 @@
+"""What the worker's control side is told, and what it asks the runtime to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from protocol.connectors import Descriptor
+from protocol.errors import ErrorInfo
+from protocol.messages import Command, Report
+
+
+@dataclass(frozen=True)
+class ControlLimits:
+    """Bounds of a worker's control side. What exceeds one is refused with its reason.
+
+    `gap_ms`: how long later input waits for what is missing before it; then the missing
+    stretch is stated as lost. `cancel_ms`: how long an engine may take to stop a turn.
+    `owner_gone_ms`: how long sessions outlive the link to their gateway.
+    """
+
+    sessions: int = 256
+    turns_per_session: int = 4
+    turns: int = 64
+    waiting_commands: int = 256
+    held_inputs: int = 512
+    held_bytes: int = 4 * 1024 * 1024
+    gap_ms: float = 1000.0
+    fed_payloads: int = 256
+    fed_bytes: int = 8 * 1024 * 1024
+    lanes: int = 256
+    cancel_ms: float = 10_000.0
+    owner_gone_ms: float = 30_000.0
+    remembered_answers: int = 256
+    remembered_turns: int = 256
+    remembered_fences: int = 4096
+
+
+# Events
+
+
+class CommandReceived(msgspec.Struct, frozen=True):
+    """The link delivered a command of this gateway incarnation."""
+
+    gateway: str
+    command: Command
+
+
+class GatewayUp(msgspec.Struct, frozen=True):
+    """A link with this gateway is open; all that it had here before is to be freed."""
+
+    gateway: str
+
+
+class GatewayDown(msgspec.Struct, frozen=True):
+    """The link to this gateway is lost; nothing reaches it."""
+
+    gateway: str
+
+
+class EngineReady(msgspec.Struct, frozen=True):
+    """The model is loaded: sessions may be opened."""
+
+
+class OperationDone(msgspec.Struct, frozen=True):
+    """The session's open, configure or signal is done, or failed with `error`."""
+
+    session: str
+    error: ErrorInfo | None = None
+    result: dict[str, Any] = {}
+
+
+class InputFailed(msgspec.Struct, frozen=True):
+    """The engine could not apply this piece of stream input."""
+
+    session: str
+    sequence: int
+    error: ErrorInfo
+
+
+class InputTaken(msgspec.Struct, frozen=True):
+    """A running turn has taken a fed payload of `size` bytes out of its queue."""
+
+    session: str
+    turn: int
+    size: int
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """A running turn made a piece of output."""
+
+    session: str
+    turn: int
+    payload: Descriptor
+
+
+class OutputRefused(msgspec.Struct, frozen=True):
+    """The last output of this turn could not be sent: the turn cannot be completed."""
+
+    session: str
+    turn: int
+    error: ErrorInfo
+
+
+class Noticed(msgspec.Struct, frozen=True):
+    """The engine noticed something outside any turn."""
+
+    session: str
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class TurnOutcome(Enum):
+    """How the engine's run of a turn ended."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class TurnFinished(msgspec.Struct, frozen=True):
+    """The engine's run of a turn has ended; nothing of it comes any more."""
+
+    session: str
+    turn: int
+    outcome: TurnOutcome
+    error: ErrorInfo | None = None
+    usage: dict[str, Any] = {}
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """The loop turn ends: say how far stream input has been applied."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """`deadline_ms` has come."""
+
+
+class ShuttingDown(msgspec.Struct, frozen=True):
+    """The process is about to end: cancel all turns and free all sessions."""
+
+
+Event = (
+    CommandReceived
+    | GatewayUp
+    | GatewayDown
+    | EngineReady
+    | OperationDone
+    | InputFailed
+    | InputTaken
+    | Emitted
+    | OutputRefused
+    | Noticed
+    | TurnFinished
+    | Settle
+    | Tick
+    | ShuttingDown
+)
+
+# Actions
+
+
+class OpenSession(msgspec.Struct, frozen=True):
+    """Make the engine's session; answer with `OperationDone`."""
+
+    session: str
+    epoch: int
+    settings: dict[str, Any]
+
+
+class ConfigureSession(msgspec.Struct, frozen=True):
+    """Replace the engine session's settings; answer with `OperationDone`."""
+
+    session: str
+    settings: dict[str, Any]
+
+
+class SignalSession(msgspec.Struct, frozen=True):
+    """Signal the engine's session; answer with `OperationDone`."""
+
+    session: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ApplyInput(msgspec.Struct, frozen=True):
+    """Give stream input to the engine's session; answer with `InputFailed` if it fails."""
+
+    session: str
+    sequence: int
+    payload: Descriptor
+
+
+class StartTurn(msgspec.Struct, frozen=True):
+    """Run a turn; answer with `TurnFinished`."""
+
+    session: str
+    epoch: int
+    turn: int
+    lane: str
+    parameters: dict[str, Any]
+    inputs: list[Descriptor]
+    last: bool
+
+
+class FeedTurn(msgspec.Struct, frozen=True):
+    """Put more input into a running turn's queue; `last` ends the queue."""
+
+    session: str
+    turn: int
+    payload: Descriptor | None
+    last: bool
+
+
+class CancelTurn(msgspec.Struct, frozen=True):
+    """Stop a running turn; `TurnFinished` is still to come."""
+
+    session: str
+    turn: int
+
+
+class AbandonTurn(msgspec.Struct, frozen=True):
+    """The turn did not stop in time: ignore whatever still comes of it."""
+
+    session: str
+    turn: int
+
+
+class FreeSession(msgspec.Struct, frozen=True):
+    """Close the engine's session."""
+
+    session: str
+
+
+class SendReport(msgspec.Struct, frozen=True):
+    """Send `report` to the gateway."""
+
+    gateway: str
+    report: Report
+
+
+Action = (
+    OpenSession
+    | ConfigureSession
+    | SignalSession
+    | ApplyInput
+    | StartTurn
+    | FeedTurn
+    | CancelTurn
+    | AbandonTurn
+    | FreeSession
+    | SendReport
+)

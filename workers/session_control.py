@@ -1,0 +1,528 @@
+"""The control side of one session on one worker: order of input, turns, floors, answers.
+
+A plain state machine: commands whose fence has been checked come in, actions go out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from protocol.connectors import Descriptor
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    EngineFailed,
+    ErrorInfo,
+    SessionStateLost,
+)
+from protocol.messages import (
+    Answer,
+    Configure,
+    Feed,
+    Open,
+    Output,
+    RaiseFloor,
+    ReceivedThrough,
+    Report,
+    Run,
+    Signal,
+    StageEvent,
+    TurnEnded,
+    TurnStatus,
+    Update,
+)
+from workers.control_events import (
+    AbandonTurn,
+    Action,
+    ApplyInput,
+    CancelTurn,
+    ConfigureSession,
+    ControlLimits,
+    Emitted,
+    FeedTurn,
+    FreeSession,
+    InputTaken,
+    OpenSession,
+    OperationDone,
+    SignalSession,
+    StartTurn,
+    TurnFinished,
+    TurnOutcome,
+)
+
+
+class SessionState(Enum):
+    """Where a session stands on its worker."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass
+class _Waiting:
+    """A command in the mailbox; it is carried out once input through `barrier` is."""
+
+    command: Open | Configure | Signal | Run | Feed
+    barrier: int
+    received_ms: float
+
+
+@dataclass
+class _Turn:
+    lane: str
+    received_ms: float
+    started_ms: float
+    open_input: bool
+    first_output_ms: float | None = None
+    outputs: int = 0
+    fed_payloads: int = 0
+    fed_bytes: int = 0
+    cancel_by_ms: float | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass
+class Totals:
+    """Counts over all sessions of the worker, for its bounds and its status."""
+
+    turns: int = 0
+    waiting: int = 0
+    progress: int = 0
+
+
+@dataclass
+class SessionControl:
+    """One session: mailbox, input order, turns, floors and remembered answers."""
+
+    session: str
+    epoch: int
+    owner: str
+    limits: ControlLimits
+    totals: Totals
+    act: Callable[[Action], None]
+    report: Callable[[str, Report], None]
+    state: SessionState = SessionState.OPENING
+    received: int = 0
+    unsaid: bool = False
+    gap_since_ms: float | None = None
+    _busy: str | None = None
+    _mailbox: deque[_Waiting] = field(default_factory=deque)
+    _held: dict[int, Descriptor] = field(default_factory=dict)
+    _held_bytes: int = 0
+    _turns: dict[int, _Turn] = field(default_factory=dict)
+    _ended: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _floors: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
+    _closers: list[str] = field(default_factory=list)
+    _close_by_ms: float = 0.0
+
+    # Commands
+
+    def command(self, command: Open | Configure | Signal | Run | Feed, now_ms: float) -> None:
+        """Take a command into the mailbox and carry out what can be."""
+        if isinstance(command, Open | Configure | Signal) and self._repeated(command.command):
+            return
+        if isinstance(command, Run) and (
+            command.turn in self._turns or command.turn in self._ended or self._waits(command.turn)
+        ):
+            return
+        if self.state is SessionState.CLOSING:
+            self._refuse(command, SessionStateLost("the session is closing"), now_ms)
+            return
+        if len(self._mailbox) >= self.limits.waiting_commands:
+            error = CapacityExceeded("too many commands wait for this session")
+            self._refuse(command, error, now_ms)
+            return
+        barrier = max(self.received, max(self._held, default=0))
+        if isinstance(command, Configure | Signal | Run):
+            barrier = command.after_input or barrier
+        elif isinstance(command, Feed):
+            barrier = 0
+        self._mailbox.append(_Waiting(command, barrier, now_ms))
+        self.totals.waiting += 1
+        self._pump(now_ms)
+
+    def knows(self, command: str) -> bool:
+        """Whether a command with this id was taken."""
+        return command in self._answers
+
+    def update(self, update: Update, now_ms: float) -> None:
+        """Apply one piece of stream input, or hold it until its turn comes."""
+        if self.state is SessionState.CLOSING or update.sequence <= self.received:
+            return
+        if update.sequence in self._held:
+            return
+        self._held[update.sequence] = update.payload
+        self._held_bytes += descriptor_bytes(update.payload)
+        self._pump(now_ms)
+        while (
+            len(self._held) > self.limits.held_inputs or self._held_bytes > self.limits.held_bytes
+        ):
+            self._give_up_gap(now_ms)
+
+    def raise_floor(self, command: RaiseFloor, now_ms: float) -> None:
+        """Cancel the lane's turns below the floor, those that wait included."""
+        floor = max(command.floor, self._floors.get(command.lane, 0))
+        self._floors[command.lane] = floor
+        self._floors.move_to_end(command.lane)
+        if len(self._floors) > self.limits.lanes:
+            self._floors.popitem(last=False)
+        for turn, state in list(self._turns.items()):
+            if state.lane == command.lane and turn < floor:
+                self._cancel(turn, state, now_ms)
+        for waiting in list(self._mailbox):
+            run = waiting.command
+            if isinstance(run, Run) and run.lane == command.lane and run.turn < floor:
+                self._drop_waiting(run.turn)
+                self._end_unstarted(run.turn, TurnStatus.CANCELLED, None)
+        self._pump(now_ms)
+
+    def close(self, command: str | None, now_ms: float) -> None:
+        """Cancel everything, then free the session; answered once that is done."""
+        if command is not None and command not in self._closers:
+            self._closers.append(command)
+        if self.state is not SessionState.CLOSING:
+            self.state = SessionState.CLOSING
+            self._close_by_ms = now_ms + self.limits.cancel_ms
+            self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
+            self._held.clear()
+            self._held_bytes = 0
+            self.gap_since_ms = None
+            self.cancel_turns(now_ms)
+        self._finish_closing()
+
+    def cancel_turns(self, now_ms: float) -> None:
+        """Cancel every running turn."""
+        for turn, state in list(self._turns.items()):
+            self._cancel(turn, state, now_ms)
+
+    # What the engine did
+
+    def operation_done(self, event: OperationDone, now_ms: float) -> None:
+        """Answer the command whose operation has ended, and go on."""
+        command, self._busy = self._busy, None
+        if command is None:
+            raise ValueError(f"session {event.session} has no operation in progress")
+        self.totals.progress += 1
+        opening = self.state is SessionState.OPENING
+        self._answer(Answer(self.session, command, event.error, event.result))
+        if self.state is SessionState.CLOSING:
+            self._finish_closing()
+        elif opening and event.error is not None:
+            self.state = SessionState.CLOSED
+            self._refuse_waiting(SessionStateLost("the session could not be opened"), now_ms)
+        else:
+            self.state = SessionState.OPEN
+            self._pump(now_ms)
+
+    def output(self, event: Emitted, now_ms: float) -> None:
+        """Send a piece of a turn's output, unless its content is no longer wanted."""
+        state = self._turns.get(event.turn)
+        if state is None or state.cancel_by_ms is not None:
+            return
+        if state.first_output_ms is None:
+            state.first_output_ms = now_ms
+        state.outputs += 1
+        self.totals.progress += 1
+        self.report(self.owner, Output(self.session, event.turn, state.outputs, event.payload))
+
+    def input_taken(self, event: InputTaken) -> None:
+        """A turn's queue has room again."""
+        state = self._turns.get(event.turn)
+        if state is not None:
+            state.fed_payloads -= 1
+            state.fed_bytes -= event.size
+
+    def fail_turn(self, turn: int, error: ErrorInfo, now_ms: float) -> None:
+        """End a running turn with `error`: its engine is stopped first."""
+        state = self._turns.get(turn)
+        if state is not None and state.error is None and state.cancel_by_ms is None:
+            state.error = error
+            self._cancel(turn, state, now_ms)
+
+    def turn_finished(self, event: TurnFinished, now_ms: float) -> None:
+        """Say how a turn ended."""
+        state = self._turns.pop(event.turn, None)
+        if state is None:
+            return
+        self.totals.progress += 1
+        status, error = _ending(state, event)
+        self._end_started(event.turn, state, status, error, event.usage, now_ms)
+        self._finish_closing()
+
+    # Time
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """When `tick` is due."""
+        times = [state.cancel_by_ms for state in self._turns.values()]
+        if self.gap_since_ms is not None:
+            times.append(self.gap_since_ms + self.limits.gap_ms)
+        if self.state is SessionState.CLOSING:
+            times.append(self._close_by_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now_ms: float) -> None:
+        """Give up on what has been waited for too long."""
+        for turn, state in list(self._turns.items()):
+            if state.cancel_by_ms is not None and now_ms >= state.cancel_by_ms:
+                del self._turns[turn]
+                self.act(AbandonTurn(self.session, turn))
+                status = TurnStatus.FAILED if state.error else TurnStatus.CANCELLED
+                self._end_started(turn, state, status, state.error, {}, now_ms)
+        if self.gap_since_ms is not None and now_ms >= self.gap_since_ms + self.limits.gap_ms:
+            self._give_up_gap(now_ms)
+        if self.state is SessionState.CLOSING and now_ms >= self._close_by_ms:
+            self._busy = None
+        self._finish_closing()
+
+    def settle(self) -> None:
+        """Say how far input has been applied, if that has changed."""
+        if self.unsaid and self.state is not SessionState.CLOSED:
+            self.unsaid = False
+            self.report(self.owner, ReceivedThrough(self.session, self.received))
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical state."""
+        return (
+            self.session,
+            self.epoch,
+            self.owner,
+            self.state.value,
+            self.received,
+            self._busy,
+            tuple((item.barrier, item.command) for item in self._mailbox),
+            tuple(sorted(self._held)),
+            tuple(
+                (turn, state.lane, state.outputs, state.cancel_by_ms is not None)
+                for turn, state in sorted(self._turns.items())
+            ),
+            tuple(sorted(self._floors.items())),
+            tuple(self._answers.items()),
+        )
+
+    # Inside
+
+    def _pump(self, now_ms: float) -> None:
+        """Carry out, in order, what nothing stands before any more."""
+        while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
+            head = self._mailbox[0] if self._mailbox else None
+            if head is None or self.received < head.barrier:
+                if self.received + 1 not in self._held:
+                    break
+                self._apply_next()
+                self.gap_since_ms = None
+                continue
+            self._mailbox.popleft()
+            self.totals.waiting -= 1
+            self._carry_out(head, now_ms)
+        missing = self._busy is None and (bool(self._held) or bool(self._mailbox))
+        if not missing or self.state is SessionState.CLOSING:
+            self.gap_since_ms = None
+        elif self.gap_since_ms is None:
+            self.gap_since_ms = now_ms
+
+    def _apply_next(self) -> None:
+        self.received += 1
+        self.unsaid = True
+        self.totals.progress += 1
+        payload = self._held.pop(self.received)
+        self._held_bytes -= descriptor_bytes(payload)
+        self.act(ApplyInput(self.session, self.received, payload))
+
+    def _give_up_gap(self, now_ms: float) -> None:
+        """State as lost what is missing before the next held input or waiting command.
+
+        Where nothing is missing (an operation takes too long) the oldest input is lost.
+        """
+        first = self.received + 1
+        if first in self._held:
+            last = first
+            self._held_bytes -= descriptor_bytes(self._held.pop(first))
+        else:
+            last = min(self._held) - 1 if self._held else self._mailbox[0].barrier
+        self.received = last
+        self.unsaid = True
+        self.gap_since_ms = None
+        arguments = {"first": first, "last": last}
+        self.report(self.owner, StageEvent(self.session, "input_lost", arguments))
+        self._pump(now_ms)
+
+    def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
+        match waiting.command:
+            case Open(command=command, settings=settings):
+                self._begin(command)
+                self.act(OpenSession(self.session, self.epoch, settings))
+            case Configure(command=command, settings=settings):
+                self._begin(command)
+                self.act(ConfigureSession(self.session, settings))
+            case Signal(command=command, name=name, arguments=arguments):
+                self._begin(command)
+                self.act(SignalSession(self.session, name, arguments))
+            case Run() as run:
+                self._start(run, waiting.received_ms, now_ms)
+            case Feed() as feed:
+                self._feed(feed, now_ms)
+
+    def _begin(self, command: str) -> None:
+        self._busy = command
+
+    def _start(self, run: Run, received_ms: float, now_ms: float) -> None:
+        if run.turn < self._floors.get(run.lane, 0):
+            self._end_unstarted(run.turn, TurnStatus.CANCELLED, None)
+        elif len(self._turns) >= self.limits.turns_per_session:
+            self._refuse(run, CapacityExceeded("too many turns run in this session"), now_ms)
+        elif self.totals.turns >= self.limits.turns:
+            self._refuse(run, CapacityExceeded("too many turns run on this worker"), now_ms)
+        else:
+            self._turns[run.turn] = _Turn(run.lane, received_ms, now_ms, not run.last)
+            self.totals.turns += 1
+            self.act(
+                StartTurn(
+                    self.session,
+                    self.epoch,
+                    run.turn,
+                    run.lane,
+                    run.parameters,
+                    run.inputs,
+                    run.last,
+                )
+            )
+
+    def _feed(self, feed: Feed, now_ms: float) -> None:
+        state = self._turns.get(feed.turn)
+        if state is None or not state.open_input or state.cancel_by_ms is not None:
+            return
+        state.open_input = not feed.last
+        if feed.payload is not None:
+            size = descriptor_bytes(feed.payload)
+            state.fed_payloads += 1
+            state.fed_bytes += size
+            if (
+                state.fed_payloads > self.limits.fed_payloads
+                or state.fed_bytes > self.limits.fed_bytes
+            ):
+                error = CapacityExceeded("the turn's input queue is full")
+                self.fail_turn(feed.turn, error.info(), now_ms)
+                return
+        self.act(FeedTurn(self.session, feed.turn, feed.payload, feed.last))
+
+    def _cancel(self, turn: int, state: _Turn, now_ms: float) -> None:
+        if state.cancel_by_ms is None:
+            state.cancel_by_ms = now_ms + self.limits.cancel_ms
+            self.act(CancelTurn(self.session, turn))
+
+    def _waits(self, turn: int) -> bool:
+        return any(isinstance(w.command, Run) and w.command.turn == turn for w in self._mailbox)
+
+    def _drop_waiting(self, turn: int) -> None:
+        kept = deque(
+            waiting
+            for waiting in self._mailbox
+            if not (isinstance(waiting.command, Run | Feed) and waiting.command.turn == turn)
+        )
+        self.totals.waiting -= len(self._mailbox) - len(kept)
+        self._mailbox = kept
+
+    def _refuse_waiting(self, error: AntiphonError, now_ms: float) -> None:
+        waiting, self._mailbox = self._mailbox, deque()
+        self.totals.waiting -= len(waiting)
+        for item in waiting:
+            if isinstance(item.command, Run) and self.state is SessionState.CLOSING:
+                self._end_unstarted(item.command.turn, TurnStatus.CANCELLED, None)
+            else:
+                self._refuse(item.command, error, now_ms)
+
+    def _refuse(
+        self,
+        command: Open | Configure | Signal | Run | Feed,
+        error: AntiphonError,
+        now_ms: float,
+    ) -> None:
+        match command:
+            case Run():
+                self._end_unstarted(command.turn, TurnStatus.FAILED, error.info())
+            case Feed():
+                self.fail_turn(command.turn, error.info(), now_ms)
+            case _:
+                self._answer(Answer(self.session, command.command, error.info()))
+
+    def _end_unstarted(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
+        self._remember_turn(turn)
+        self.report(self.owner, TurnEnded(self.session, turn, status, error))
+
+    def _end_started(
+        self,
+        turn: int,
+        state: _Turn,
+        status: TurnStatus,
+        error: ErrorInfo | None,
+        usage: dict[str, Any],
+        now_ms: float,
+    ) -> None:
+        self.totals.turns -= 1
+        timeline = {
+            "received": 0.0,
+            "queued": 0.0,
+            "started": state.started_ms - state.received_ms,
+            "done": now_ms - state.received_ms,
+        }
+        if state.first_output_ms is not None:
+            timeline["first_output"] = state.first_output_ms - state.received_ms
+        self._remember_turn(turn)
+        self.report(self.owner, TurnEnded(self.session, turn, status, error, usage, timeline))
+
+    def _remember_turn(self, turn: int) -> None:
+        self._ended[turn] = None
+        if len(self._ended) > self.limits.remembered_turns:
+            self._ended.popitem(last=False)
+
+    def _repeated(self, command: str) -> bool:
+        """Whether this id was seen; its answer is given again, once there is one."""
+        if command in self._answers:
+            answer = self._answers[command]
+            if answer is not None:
+                self.report(self.owner, answer)
+            return True
+        self._answers[command] = None
+        if len(self._answers) > self.limits.remembered_answers:
+            self._answers.popitem(last=False)
+        return False
+
+    def _answer(self, answer: Answer) -> None:
+        if answer.command in self._answers:
+            self._answers[answer.command] = answer
+        self.report(self.owner, answer)
+
+    def _finish_closing(self) -> None:
+        if self.state is not SessionState.CLOSING or self._turns or self._busy is not None:
+            return
+        self.state = SessionState.CLOSED
+        self.act(FreeSession(self.session))
+        for command in self._closers:
+            self.report(self.owner, Answer(self.session, command))
+
+
+def descriptor_bytes(descriptor: Descriptor) -> int:
+    """How many payload bytes a descriptor holds in this process's memory."""
+    return len(descriptor.payload.data)
+
+
+def _ending(state: _Turn, event: TurnFinished) -> tuple[TurnStatus, ErrorInfo | None]:
+    if state.error is not None:
+        return TurnStatus.FAILED, state.error
+    if state.cancel_by_ms is not None:
+        return TurnStatus.CANCELLED, None
+    match event.outcome:
+        case TurnOutcome.COMPLETED:
+            return TurnStatus.COMPLETED, None
+        case TurnOutcome.CANCELLED:
+            return TurnStatus.FAILED, EngineFailed("the engine gave the turn up").info()
+        case TurnOutcome.FAILED:
+            return TurnStatus.FAILED, event.error or EngineFailed("the engine failed").info()
