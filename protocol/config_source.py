@@ -193,5 +193,7 @@ def _reason(detail: Any, known: tuple[str, ...]) -> str:
         return "unknown option" + (f"; did you mean {meant[0]}?" if meant else "")
     if kind == "missing":
         return "is missing"
+    if kind == "too_short":
+        return f"needs at least {detail['ctx']['min_length']}"
     message: str = detail["msg"].removeprefix("Value error, ")
     return re.sub(r"^Input should be", "must be", message)
