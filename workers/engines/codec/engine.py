@@ -79,9 +79,14 @@ class CodecEngine(Engine):
 
         Raises protocol.errors.InvalidRequest for other settings.
         """
+        return CodecSession(self, self.speaker, settings)
+
+    @property
+    def speaker(self) -> Speaker:
+        """Dictionary and voice. Raises protocol.errors.EngineFailed before `load`."""
         if self._speaker is None:
             raise EngineFailed("the voice is not loaded")
-        return CodecSession(self, self._speaker, settings)
+        return self._speaker
 
     async def shutdown(self) -> None:
         """Stop the thread after the stretch it is synthesising and free the voice."""
@@ -193,12 +198,13 @@ def _read_settings(settings: dict[str, Any]) -> int:
     if unknown:
         raise InvalidRequest(f"unknown setting {unknown[0]}", field=unknown[0])
     rate_hz = settings.get("output_rate_hz", DEFAULT_RATE_HZ)
-    if not isinstance(rate_hz, int) or not _LOWEST_RATE_HZ <= rate_hz <= _HIGHEST_RATE_HZ:
+    is_whole = isinstance(rate_hz, int) and not isinstance(rate_hz, bool)
+    if not is_whole or not _LOWEST_RATE_HZ <= rate_hz <= _HIGHEST_RATE_HZ:
         raise InvalidRequest(
             f"output_rate_hz must be a whole number from {_LOWEST_RATE_HZ} to {_HIGHEST_RATE_HZ}",
             field="output_rate_hz",
         )
-    return rate_hz
+    return int(rate_hz)
 
 
 def _read_speed(parameters: dict[str, Any]) -> float:

@@ -54,13 +54,16 @@ OVERRIDES: dict[str, Pronunciation] = {
         "lead": "L IY1 D",
         "live": "L IH1 V",
         "lives": "L IH1 V Z",
+        "online": "AO0 N L AY1 N",
         "polish": "P AA1 L IH0 SH",
         "read": "R IY1 D",
         "record": "R EH1 K ER0 D",
         "records": "R EH1 K ER0 D Z",
         "route": "R UW1 T",
         "tear": "T IH1 R",
+        "thirty": "TH ER1 T IY0",
         "tears": "T IH1 R Z",
+        "vinci": "V IH1 N CH IY0",
         "wind": "W IH1 N D",
         "winds": "W IH1 N D Z",
         "wound": "W UW1 N D",
@@ -73,10 +76,12 @@ OVERRIDES: dict[str, Pronunciation] = {
         "emoji": "IH0 M OW1 JH IY0",
         "gif": "G IH1 F",
         "gmail": "JH IY1 M EY2 L",
+        "kyiv": "K IY1 V",
         "linux": "L IH1 N AH0 K S",
         "podcast": "P AA1 D K AE2 S T",
         "selfie": "S EH1 L F IY0",
         "smartphone": "S M AA1 R T F OW2 N",
+        "vlog": "V L AA1 G",
         "youtube": "Y UW1 T UW2 B",
     }.items()
 }
@@ -119,6 +124,7 @@ _UNSTRESSED_IPA: dict[str, str] = {
     "at": "æt",
     "be": "biː",
     "but": "bʌt",
+    "by": "baɪ",
     "can": "kæn",
     "could": "kʊd",
     "did": "dɪd",
@@ -135,6 +141,7 @@ _UNSTRESSED_IPA: dict[str, str] = {
     "i": "aɪ",
     "if": "ɪf",
     "in": "ɪn",
+    "into": "ɪntʊ",
     "is": "ɪz",
     "it": "ɪt",
     "its": "ɪts",
@@ -167,13 +174,14 @@ _UNSTRESSED_IPA: dict[str, str] = {
 }
 _BEFORE_VOWEL_IPA = {"the": "ðɪ", "to": "tʊ", "for": "fɚɹ", "or": "ɔːɹ", "your": "jʊɹ"}
 _WEAK_BEFORE_WORDS_ONLY = (
-    "am are be but can could did do does for from had has have he her his in is it me of on our "
-    "she should than that them they to was we were will with would you your"
+    "am are be but by can could did do does for from had has have he her his in into is it me of "
+    "on our she should than that them they to was we were will with would you your"
 )
 _STRESSED_AT_END = frozenset(_WEAK_BEFORE_WORDS_ONLY.split())
 
 _SHORTEST_PART = 4
 _SHORTEST_STEM = 2
+_LONGEST_SPELLED = 3
 _REMEMBERED_WORDS = 4096
 
 
@@ -274,7 +282,7 @@ class Lexicon:
         letters = "".join(letter for letter in word if "a" <= letter <= "z")
         if not letters:
             return ()
-        if not set(letters) & set("aeiouy"):
+        if not set(letters) & set("aeiou" if len(letters) <= _LONGEST_SPELLED else "aeiouy"):
             return tuple(sound for letter in letters for sound in OVERRIDES[LETTER_NAMES[letter]])
         if letters.endswith("s") and word.endswith("'s"):
             return phonemes.with_plural(self._find(letters[:-1]))

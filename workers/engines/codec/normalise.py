@@ -76,17 +76,18 @@ _TRANSLITERATED = str.maketrans(
 )
 
 _DOMAIN = (
-    r"(?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|info|dev|app|io|ai|co|uk|de|fr|eu|me|tv|us)\b"
+    r"(?<![\w.-])(?:[A-Za-z0-9-]{1,63}\.){1,8}"
+    r"(?:com|org|net|edu|gov|info|dev|app|io|ai|co|uk|de|fr|eu|me|tv|us)\b"
 )
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.ASCII)
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+", re.ASCII)
 _LINK = re.compile(
     rf"(?:https?://|www\.)[^\s<>()\"']*[\w/]|\b{_DOMAIN}(?:/[\w./%-]*[\w/])?", re.ASCII
 )
-_MARKED_LINK = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]*\)")
+_MARKED_LINK = re.compile(r"!?\[([^\[\]\n]{0,200})\]\([^()\s]{0,2000}\)")
 _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"</?[A-Za-z][^<>\n]{0,200}>"), " "),
-    (re.compile(r"^\s*(?:[-*+•◦‣·]|#{1,6})\s+", re.MULTILINE), ""),
-    (re.compile(r"^\s*(?:[-*_=]\s*){3,}$", re.MULTILINE), "."),
+    (re.compile(r"^[ \t]*(?:[-*+•◦‣·]|#{1,6})\s+", re.MULTILINE), ""),
+    (re.compile(r"^[ \t]*(?:[-*_=][ \t]*){3,}$", re.MULTILINE), "."),
     (re.compile(r"(?<![\w*])\*{1,3}(?=\S)|(?<=\S)\*{1,3}(?![\w*])|_{2,}|~~"), ""),
     (re.compile(r"(?<=[^\s.,;:!?])[ \t]*(?:\n\s*)+(?=\S)"), ". "),
 )
@@ -103,7 +104,7 @@ _CALENDAR_NAMES = MONTH_ABBREVIATIONS | WEEKDAYS
 _PHRASE = re.compile(rf"(?<!\w)({either(PHRASES)})\.?(?!\w)")
 _INITIALS = re.compile(r"\b((?:[A-Za-z]\.){2,}|[A-Z]\.(?=\s+[A-Z]))(?:([A-Z])\b)?")
 _NAMED_BY_LETTER = re.compile(r"(?:\b[a-z]+|Plan|Vitamin|Class|Grade|Group|Type|Option)\s$")
-_CAMEL = re.compile(r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)+")
+_CAMEL = re.compile(r"\b[A-Z]?[a-z]+(?:[A-Z][a-z]+)+")
 _CAPITALS = re.compile(r"\b([A-Z]{2,})('?s)?\b")
 _ARTICLE = re.compile(r"\s+(?!and\s+[A-Z]\b)[a-z]")
 _SINGLE_LETTER = re.compile(r"(?<![\w'])([A-Za-z])(?![\w'])")

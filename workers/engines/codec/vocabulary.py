@@ -81,6 +81,10 @@ PHRASES = {
     "i.e": "that is",
     "a.k.a": "also known as",
     "Ph.D": "pee aitch dee",
+    "Wi-Fi": "wifi",
+    "wi-fi": "wifi",
+    "E-mail": "email",
+    "e-mail": "email",
 }
 
 # Units behind a number: (one, many).
