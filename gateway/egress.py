@@ -51,10 +51,10 @@ class Egress:
         self._blocked = False
         self._finished = False
         self._overflowed = False
+        self._drainer: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self.frames_sent = 0
 
     @property
     def queued_bytes(self) -> int:
@@ -71,6 +71,9 @@ class Egress:
             self._frames.clear()
             self._wake.set()
             self._room.set()
+            if self._drainer is not None:
+                # It may wait in `send` for a client that will never take the frame.
+                self._drainer.cancel()
             return
         self._frames.append(frame)
         self._bytes += size
@@ -91,12 +94,25 @@ class Egress:
         await self._room.wait()
 
     async def drain(self, send: Send) -> None:
-        """Send frames in order until `finish`. Raises EgressOverflow."""
+        """Send frames in order until `finish`. Raises EgressOverflow, also out of `send`."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
+        self._drainer = task
+        try:
+            await self._drain(send)
+        except asyncio.CancelledError:
+            if self._overflowed and task.uncancel() <= cancellations:
+                raise EgressOverflow from None
+            raise
+        finally:
+            self._drainer = None
+
+    async def _drain(self, send: Send) -> None:
         while True:
             while self._frames:
                 frame = self._frames.popleft()
                 await send(frame)
-                self.frames_sent += 1
                 self._sent(len(frame))
             if self._overflowed:
                 raise EgressOverflow

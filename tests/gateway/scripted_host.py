@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ class ScriptedAttachment:
         self.blocked: list[bool] = []
         self.closed: str | None = None
         self.ended = False
+        self.gone = asyncio.Event()
 
     @property
     def session(self) -> str:
@@ -59,6 +61,7 @@ class ScriptedAttachment:
     def end(self, reason: str) -> None:
         if not self.ended:
             self.ended = True
+            self.gone.set()
             self.put_out(SessionEnded(reason))
 
 

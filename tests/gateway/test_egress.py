@@ -89,3 +89,25 @@ async def test_the_queue_never_holds_more_than_its_limit() -> None:
     for _ in range(1000):
         egress.put("x" * 7)
         assert egress.queued_bytes <= LIMITS.limit
+
+
+async def test_a_client_that_stops_reading_in_the_middle_of_a_frame_is_cut_off() -> None:
+    egress = Egress(lambda blocked: None, LIMITS)
+    client = Client()
+    egress.put("x" * 20)
+    draining = asyncio.ensure_future(egress.drain(client.send))
+    await asyncio.sleep(0)
+    for _ in range(5):
+        egress.put("x" * 20)
+    with pytest.raises(EgressOverflow):
+        await draining
+
+
+async def test_a_cancelled_drain_stays_cancelled() -> None:
+    egress = Egress(lambda blocked: None, LIMITS)
+    draining = asyncio.ensure_future(egress.drain(Client().send))
+    await asyncio.sleep(0)
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    egress.put("x" * 101)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from gateway.hosting import StageHealth
+from protocol.config import GatewayConfig
+from protocol.errors import CapacityExceeded
+from sessions.actions import TurnMeasured
+from sessions.lifecycle import State
+from tests.gateway.conftest import Serve
+
+KEY = "sk-0123456789"
+ADMIN_KEY = "adm-0123456789"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_healthz_and_readyz_answer_probes_under_any_name(serve: Serve) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        for path in ("/healthz", "/readyz"):
+            answer = await client.get(path, headers={"host": "service.example"})
+            assert answer.status_code == 200
+        body = answer.json()
+    assert body["status"] == "ready"
+    assert body["capacity"] == "free"
+    assert body["pipelines"]["voice"]["stages"] == {"listen": "ready"}
+
+
+@pytest.mark.parametrize("health", [StageHealth.WEDGED, StageHealth.LOST, StageHealth.STARTING])
+async def test_a_required_pipeline_without_progress_is_not_ready(
+    serve: Serve, health: StageHealth
+) -> None:
+    gateway = await serve()
+    gateway.host.stages = {"listen": health}
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reasons"] == [f"voice: stage listen is {health.value}"]
+        gateway.host.required = False
+        assert (await client.get("/readyz")).status_code == 200
+        assert (await client.get("/readyz?pipeline=voice")).status_code == 503
+
+
+async def test_full_is_ready_unless_asked_for_room(serve: Serve) -> None:
+    gateway = await serve()
+    gateway.host.session_limit = 0
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["capacity"]) == (200, "full")
+        assert (await client.get("/readyz?pipeline=voice")).status_code == 200
+        assert (await client.get("/readyz?pipeline=voice&capacity=1")).status_code == 503
+        assert (await client.get("/readyz?pipeline=other")).status_code == 404
+
+
+async def test_a_draining_gateway_or_one_without_lease_is_not_ready(serve: Serve) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        gateway.host.holds_lease = False
+        assert (await client.get("/readyz")).json()["reasons"] == ["no lease"]
+        gateway.host.draining = True
+        assert (await client.get("/readyz")).json()["reasons"] == ["draining", "no lease"]
+
+
+async def test_models_lists_pipelines_to_who_has_a_key(serve: Serve) -> None:
+    gateway = await serve(GatewayConfig(keys=(KEY,)))
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        answer = await client.get("/v1/models", headers=bearer(KEY))
+    assert [model["id"] for model in answer.json()["data"]] == ["voice"]
+
+
+async def test_foreign_host_names_get_nothing(serve: Serve) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        for path in ("/", "/metrics", "/v1/models", "/v1/admin/sessions"):
+            answer = await client.get(path, headers={"host": "evil.example"})
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+async def test_operators_see_and_close_sessions(serve: Serve) -> None:
+    gateway = await serve(GatewayConfig(admin_keys=(ADMIN_KEY,)))
+    headers = bearer(ADMIN_KEY)
+    async with httpx.AsyncClient(base_url=gateway.http) as client, connect(gateway.ws) as socket:
+        await socket.recv()
+        (entry,) = (await client.get("/v1/admin/sessions", headers=headers)).json()["sessions"]
+        assert (entry["pipeline"], entry["state"]) == ("voice", "active")
+        workers = (await client.get("/v1/admin/workers", headers=headers)).json()["workers"]
+        assert workers[0]["worker"] == "listen-0"
+        url = f"/v1/admin/sessions/{entry['id']}"
+        assert (await client.delete(url)).status_code == 401
+        assert (await client.delete(url, headers=headers)).status_code == 202
+        assert json.loads(await socket.recv())["error"]["code"] == "session_closed"
+        assert (await client.delete(url, headers=headers)).status_code == 404
+
+
+async def test_a_page_of_another_origin_cannot_close_sessions(serve: Serve) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        for method in ("DELETE", "POST"):
+            answer = await client.request(
+                method, "/v1/admin/sessions/x", headers={"origin": "http://evil.example"}
+            )
+            assert answer.status_code == 403
+        answer = await client.get("/v1/admin/sessions", headers={"origin": "http://evil.example"})
+        assert answer.status_code == 403
+        answer = await client.delete("/v1/admin/sessions/x", headers={"origin": gateway.http})
+        assert answer.status_code == 404
+
+
+async def test_the_console_is_served_with_its_policy(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html><title>Console</title>")
+    (tmp_path / "capture.js").write_text("'use strict';")
+    (tmp_path / "icons").mkdir()
+    (tmp_path / "icons" / "talk.svg").write_text("<svg/>")
+    gateway = await serve(console=tmp_path)
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        page = await client.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        script = await client.get("/capture.js")
+        assert script.headers["content-type"].startswith("text/javascript")
+        icon = await client.get("/icons/talk.svg")
+        assert icon.headers["content-type"].startswith("image/svg+xml")
+        for path in ("/icons/", "/icons", "/../app.py", "/%2e%2e/app.py", "/nothing"):
+            assert (await client.get(path, follow_redirects=True)).status_code == 404
+        assert (await client.post("/")).status_code == 405
+
+
+async def test_every_metric_family_moves(serve: Serve) -> None:
+    gateway = await serve()
+    metrics = gateway.metrics
+    metrics.session_state_changed("voice", None, State.ACTIVE)
+    metrics.session_opened("voice")
+    metrics.session_closed("voice", "client")
+    metrics.turn_finished(
+        "voice",
+        TurnMeasured(1, "default", "completed", None, None, 200.0, 600.0, 0.2, 900, 3, {}),
+    )
+    metrics.worker_state_changed("listen", "listen-0", True)
+    metrics.worker_restarted("listen", "listen-0")
+    metrics.watch_link("listen-0", lambda: 3)
+    metrics.loop_lag(0.001)
+    gateway.host.open_error = CapacityExceeded("Full.")
+    with pytest.raises(InvalidStatus):
+        await connect(gateway.ws)
+    gateway.host.open_error = None
+    async with httpx.AsyncClient(base_url=gateway.http) as client:
+        async with connect(gateway.ws) as socket:
+            await socket.recv()
+            await socket.send("{")
+            await socket.recv()
+            answer = await client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    values = dict(
+        line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
+    )
+    assert values['antiphon_sessions{pipeline="voice",state="active"}'] == "1.0"
+    assert values['antiphon_sessions_opened_total{pipeline="voice"}'] == "1.0"
+    assert values['antiphon_sessions_closed_total{pipeline="voice",reason="client"}'] == "1.0"
+    assert values['antiphon_turns_total{pipeline="voice",status="completed"}'] == "1.0"
+    assert values['antiphon_server_ttft_seconds_sum{pipeline="voice"}'] == "0.2"
+    assert values['antiphon_server_ttfp_seconds_sum{pipeline="voice"}'] == "0.6"
+    assert values['antiphon_server_rtf_sum{pipeline="voice"}'] == "0.2"
+    assert values['antiphon_worker_up{stage="listen",worker="listen-0"}'] == "1.0"
+    assert values['antiphon_worker_restarts_total{stage="listen",worker="listen-0"}'] == "1.0"
+    assert values['antiphon_link_queue_messages{worker="listen-0"}'] == "3.0"
+    assert values['antiphon_errors_total{code="invalid_json"}'] == "1.0"
+    assert values['antiphon_frames_total{direction="received",surface="realtime"}'] == "1.0"
+    assert float(values['antiphon_frames_total{direction="sent",surface="realtime"}']) >= 1
+    assert values['antiphon_opens_refused_total{reason="capacity_exceeded"}'] == "1.0"
+    assert values["antiphon_connections"] == "1.0"
+    assert values["antiphon_egress_queue_bytes"] == "0.0"
+    assert values["antiphon_loop_lag_seconds_count"] == "1.0"
