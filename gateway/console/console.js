@@ -25,6 +25,7 @@ const state = {
   inputLevel: 0,
   wantsMicrophone: false,
   createWhenFree: false,
+  unsent: null, // what was typed before there was a connection
 };
 const turns = new Turns();
 const endOfSpeech = new EndOfSpeech();
@@ -91,6 +92,8 @@ const handlers = {
       },
     });
     if (state.wantsMicrophone) startMicrophone();
+    if (state.unsent !== null) sendText(state.unsent);
+    state.unsent = null;
   },
   "input_audio_buffer.speech_started"({ item_id }) {
     state.userSpeaking = true;
@@ -304,6 +307,11 @@ function toggleMute() {
 }
 
 async function sendText(words) {
+  if (state.connection !== "connected") {
+    state.unsent = words;
+    if (state.connection !== "connecting") await connect();
+    return;
+  }
   if (state.response !== null || state.playing) {
     state.createWhenFree = state.response !== null;
     await interrupt();
@@ -338,8 +346,6 @@ function refresh() {
     muted: state.microphone === "muted",
     answering: state.response !== null || state.playing,
   });
-  view.elements.message.disabled = state.connection !== "connected";
-  view.elements.messageForm.querySelector("button").disabled = state.connection !== "connected";
   view.showTurns(turns.list);
 }
 

@@ -1,7 +1,6 @@
 """A headless Chromium whose microphone is a WAV file, and a server for its page.
 
-`ANTIPHON_TEST_URL` names a running gateway to test instead of the synthetic server;
-tests that script the server's behaviour do not run there.
+`open_page` takes any address, so that a test may point it at a real gateway.
 """
 
 from __future__ import annotations

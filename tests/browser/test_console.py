@@ -7,32 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage, Serve
+from tests.browser.steps import LOUD, SILENT, speak_and_interrupt, state, wait_for
 from tests.synthetic.realtime_server import HEARD, Script
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-SILENT = 0.001
-LOUD = 0.02
-WAIT_MS = 30_000
-
 Microphone = Callable[[list[tuple[str, float]]], Path]
-
-
-def wait_for(page: Page, condition: str) -> None:
-    # A function, not an expression: the page's policy lets no string be evaluated.
-    page.wait_for_function(f"() => {condition}", timeout=WAIT_MS, polling=20)
-
-
-def state(page: Page) -> dict[str, Any]:
-    result: dict[str, Any] = page.evaluate("window.antiphon.state")
-    return result
-
-
-def energy(page: Page) -> float:
-    return float(page.evaluate("window.antiphon.outputEnergy()"))
 
 
 def sent(script: Script, kind: str) -> list[dict[str, Any]]:
@@ -45,26 +28,14 @@ def test_a_spoken_turn_is_heard_and_interrupted_by_speaking(
     script = Script(reply_ms=(60_000, 300))
     sound = microphone([("silence", 1), ("speech", 1), ("silence", 4), ("speech", 1.5)])
     page = open_page(serve(script), microphone=sound)
-    assert energy(page) < SILENT
-    page.get_by_role("button", name="Talk").click()
-    wait_for(page, "window.antiphon.state.microphone === 'on'")
-    assert energy(page) < SILENT
-    wait_for(page, "window.antiphon.state.userSpeaking")
-    assert energy(page) < SILENT
-    wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
-    expect(page.get_by_role("log")).to_contain_text(HEARD)
-    expect(page.get_by_role("log")).to_contain_text("word 0.")
-    page.screenshot(path=tmp_path / "answering.png")
-    wait_for(page, "window.antiphon.state.interruptions === 1")
-    wait_for(page, f"window.antiphon.outputEnergy() < {SILENT}")
-    wait_for(page, "window.antiphon.state.turns[0].status === 'interrupted'")
+    seen = speak_and_interrupt(page, screenshot=tmp_path / "answering.png")
+    assert HEARD in seen.transcript
+    assert "word 0." in seen.transcript
     (truncate,) = sent(script, "conversation.item.truncate")
-    assert truncate["audio_end_ms"] == state(page)["lastTruncation"]["audio_end_ms"]
+    assert truncate["audio_end_ms"] == seen.audio_end_ms
     # The user spoke again about 3.5 s after the answer began; the rest is latency.
-    assert 1_000 < truncate["audio_end_ms"] < 20_000
-    first = state(page)["turns"][0]
-    assert 0 <= first["ttft"] <= first["ttfp"] <= first["heard"]
-    expect(page.get_by_role("log")).to_contain_text("interrupted after")
+    assert 1_000 < seen.audio_end_ms < 20_000
+    assert 0 <= seen.turn["ttft"] <= seen.turn["ttfp"] <= seen.turn["heard"]
     assert page.locator("#turn-rows tr").count() >= 1
 
 
@@ -184,8 +155,6 @@ def test_typing_into_an_answer_stops_it_and_gets_the_next(
 ) -> None:
     script = Script(reply_ms=(60_000, 400))
     page = open_page(serve(script))
-    page.get_by_role("button", name="Connect").click()
-    wait_for(page, "window.antiphon.state.connection === 'connected'")
     for words in ("First", "Second"):
         page.get_by_label("Type instead of talking").fill(words)
         page.keyboard.press("Enter")
@@ -252,7 +221,7 @@ def test_the_servers_fault_is_said_in_words(
     sound = microphone([("speech", 1), ("silence", 5)])
     page = open_page(serve(script), microphone=sound)
     page.get_by_role("button", name="Talk").click()
-    expect(page.get_by_role("alert")).to_contain_text("fault", timeout=WAIT_MS)
+    expect(page.get_by_role("alert")).to_contain_text("fault", timeout=30_000)
     expect(page.get_by_role("status")).to_contain_text("Disconnected")
     script.breaks_off = False
     page.get_by_role("button", name="Reconnect").click()

@@ -327,10 +327,13 @@ def realtime_routes(script: Script) -> list[BaseRoute]:
             return
         await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
         if not admitted:
-            error = {"type": "invalid_request_error", "code": "invalid_api_key"}
-            error["message"] = "this key is not accepted"
-            refusal = {"type": "error", "event_id": f"event_{next(ids)}", "error": error}
-            await socket.send_text(json.dumps(refusal))
+            error = {
+                "type": "invalid_request_error",
+                "code": "invalid_api_key",
+                "message": "this key is not accepted",
+            }
+            event = {"type": "error", "event_id": f"event_{next(ids)}", "error": error}
+            await socket.send_text(json.dumps(event))
             await socket.close(1008, "invalid_api_key")
             return
         await _Connection(socket, script, ids).run()

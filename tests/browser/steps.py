@@ -1,0 +1,80 @@
+"""What a browser test does with the console, whichever server is behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Page, expect
+
+from antiphon.talk.wav import RATE_HZ, read_wav, write_wav
+
+SILENT = 0.001
+LOUD = 0.02
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """What the page saw of a reply that the user spoke into."""
+
+    turn: dict[str, Any]
+    """Its latencies (ttft, ttfp, heard; ms) and how it ended."""
+    audio_end_ms: int
+    transcript: str
+
+
+def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
+    """Wait until a JavaScript condition holds."""
+    # A function, not an expression: the page's policy lets no string be evaluated.
+    page.wait_for_function(f"() => {condition}", timeout=timeout_s * 1000, polling=20)
+
+
+def state(page: Page) -> dict[str, Any]:
+    """What the page says of itself."""
+    result: dict[str, Any] = page.evaluate("window.antiphon.state")
+    return result
+
+
+def energy(page: Page) -> float:
+    """RMS (0..1) of the last 85 ms at the page's output node."""
+    return float(page.evaluate("window.antiphon.outputEnergy()"))
+
+
+def interrupted_question(path: Path, question: Path, pause_s: float) -> Path:
+    """A microphone's WAV: a second of silence, the question, a pause, the question again."""
+    pcm = read_wav(question)
+    pieces = [np.zeros(RATE_HZ, np.int16), pcm, np.zeros(int(pause_s * RATE_HZ), np.int16), pcm]
+    write_wav(path, np.concatenate(pieces).astype("<i2").tobytes())
+    return path
+
+
+def speak_and_interrupt(
+    page: Page, timeout_s: float = 60.0, screenshot: Path | None = None
+) -> Interruption:
+    """Talk: silent before the reply, loud during it, silent when the user speaks into it.
+
+    The browser's microphone speaks twice, the second time while the reply is playing.
+    """
+    assert energy(page) < SILENT
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.microphone === 'on'", timeout_s)
+    assert energy(page) < SILENT
+    wait_for(page, "window.antiphon.state.userSpeaking", timeout_s)
+    assert energy(page) < SILENT
+    wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}", timeout_s)
+    if screenshot is not None:
+        page.screenshot(path=screenshot)
+    # From the interruption on, nothing may sound until the user has stopped speaking.
+    wait_for(page, "window.antiphon.state.interruptions === 1", timeout_s)
+    wait_for(page, f"window.antiphon.outputEnergy() < {SILENT}", timeout_s)
+    assert state(page)["userSpeaking"]
+    wait_for(page, "window.antiphon.state.turns[0].status === 'interrupted'", timeout_s)
+    expect(page.get_by_role("log")).to_contain_text("interrupted after")
+    seen = state(page)
+    return Interruption(
+        turn=seen["turns"][0],
+        audio_end_ms=seen["lastTruncation"]["audio_end_ms"],
+        transcript=page.get_by_role("log").inner_text(),
+    )
