@@ -67,15 +67,23 @@ class SpeechInEngine(Engine):
 
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> SpeechInSession:
         """A session's ear; `settings` as in `SpeechInSettings`. Raises InvalidRequest."""
-        if self._parts is None:
-            raise RuntimeError("the engine is not loaded")
-        return SpeechInSession(self._parts, read_settings(settings), emit)
+        return SpeechInSession(self._loaded(), read_settings(settings), emit)
+
+    @property
+    def queue(self) -> TranscriptionQueue:
+        """The transcriptions that run and wait. Raises RuntimeError before `load`."""
+        return self._loaded().queue
 
     async def shutdown(self) -> None:
         """Wait for a transcription that still runs, then free the models."""
         if self._parts is not None:
             await self._parts.queue.shutdown()
             self._parts = None
+
+    def _loaded(self) -> EngineParts:
+        if self._parts is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._parts
 
 
 def _load(options: SpeechInOptions) -> tuple[SileroModel, WhisperTranscriber]:

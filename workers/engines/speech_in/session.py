@@ -15,7 +15,7 @@ from protocol.errors import InvalidRequest, SessionStateLost
 from protocol.payloads import Payload, PayloadType, text_payload
 from workers.engine import EmitEvent, EngineSession, Turn, TurnResult
 from workers.engines.speech_in.resampler import RATE_HZ, SAMPLES_PER_MS, InputResampler
-from workers.engines.speech_in.ring import AudioLost, AudioRing, Samples
+from workers.engines.speech_in.ring import AudioRing, Samples
 from workers.engines.speech_in.settings import SpeechInSettings, read_settings
 from workers.engines.speech_in.silero import SileroModel, SileroStream, contains_speech
 from workers.engines.speech_in.transcriber import WhisperTranscriber
@@ -60,6 +60,16 @@ class Stretch:
 
     start_ms: int
     end_ms: int
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of a stretch; `lost_ms` at its beginning were no longer there."""
+
+    text: str
+    audio_ms: int
+    lost_ms: int = 0
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,32 +140,31 @@ class SpeechInSession(EngineSession):
     async def run(self, turn: Turn) -> TurnResult:
         """Transcribe a stretch of the input, or the one audio payload of the turn.
 
-        Emits one text payload, empty when nothing was said. Raises InvalidRequest for a
-        stretch that is none, SessionStateLost when its beginning is gone, and
-        CapacityExceeded when too many transcriptions wait.
+        Emits one text payload, empty when nothing was said. When the beginning of the
+        stretch has left the ring, the rest is transcribed, and `lost_ms` in usage and
+        attributes says how much is missing. Raises SessionStateLost when all of it is
+        gone, InvalidRequest for a stretch that is none, and CapacityExceeded when too
+        many transcriptions wait.
         """
         if "start_ms" in turn.parameters or "end_ms" in turn.parameters:
             stretch = Stretch(
                 _milliseconds(turn.parameters, "start_ms"),
                 _milliseconds(turn.parameters, "end_ms"),
             )
-            text, reused = await self._transcript_of(stretch)
-            audio_ms = stretch.end_ms - stretch.start_ms
+            transcript = await self._transcript_of(stretch)
         else:
             payload = await anext(turn.inputs, None)
             if payload is None:
                 raise InvalidRequest("neither a stretch nor audio to transcribe")
-            text, audio_ms = await self._transcript_of_payload(payload)
-            reused = False
-        turn.emit(text_payload(text, audio_ms=audio_ms))
+            transcript = await self._transcript_of_payload(payload)
+        usage = {"audio_ms": transcript.audio_ms}
+        if transcript.lost_ms:
+            usage["lost_ms"] = transcript.lost_ms
+        turn.emit(text_payload(transcript.text, **usage))
         wasted, self._speculations_wasted = self._speculations_wasted, 0
-        return TurnResult(
-            {
-                "audio_ms": audio_ms,
-                "speculations_reused": int(reused),
-                "speculations_wasted": wasted,
-            }
-        )
+        usage["speculations_reused"] = int(transcript.reused)
+        usage["speculations_wasted"] = wasted
+        return TurnResult(usage)
 
     def close(self) -> None:
         """Stop listening and speculating; the audio goes with the session."""
@@ -167,7 +176,7 @@ class SpeechInSession(EngineSession):
         self._ring = AudioRing(1, self._ring.end)
 
     def _apply(self, settings: SpeechInSettings) -> None:
-        language = settings.language
+        language = settings.language and settings.language.lower().partition("-")[0]
         if language is not None and not self._parts.transcriber.knows_language(language):
             raise InvalidRequest(f"the model knows no language {language!r}", field="language")
         if language != self._language:
@@ -272,12 +281,10 @@ class SpeechInSession(EngineSession):
 
     def _speculate(self, stretch: Stretch) -> None:
         self._drop_speculation()
-        if not self._parts.queue.idle:
+        whole = self._position(stretch.start_ms) >= self._ring.start
+        if not whole or not self._parts.queue.idle:
             return
-        try:
-            samples = self._read(stretch)
-        except SessionStateLost:
-            return
+        samples, _ = self._read(stretch)
         task = asyncio.get_running_loop().create_task(self._transcribe(samples, heard=True))
         task.add_done_callback(_look_at_failure)
         self._speculation = Speculation(stretch, task)
@@ -288,30 +295,28 @@ class SpeechInSession(EngineSession):
             self._speculation = None
             self._speculations_wasted += 1
 
-    async def _transcript_of(self, stretch: Stretch) -> tuple[str, bool]:
-        """The transcript of `stretch`, and whether a speculation had made it."""
+    async def _transcript_of(self, stretch: Stretch) -> Transcript:
+        """The transcript of `stretch`, taken over from the speculation on just that."""
         self._report_loss()
-        speculation = self._speculation
         heard = stretch in self._unread
-        samples = self._read(stretch)
+        samples, lost_ms = self._read(stretch)
+        audio_ms = stretch.end_ms - stretch.start_ms
+        speculation = self._speculation
+        text: str | None = None
         if speculation is not None and speculation.stretch == stretch:
             self._speculation = None
             try:
                 text = await speculation.transcript
             except Exception:
                 self._speculations_wasted += 1
-            else:
-                self._forget(stretch)
-                return text, True
-        text = await self._transcribe(samples, heard=heard)
-        self._forget(stretch)
-        return text, False
-
-    def _forget(self, stretch: Stretch) -> None:
+        reused = text is not None
+        if text is None:
+            text = await self._transcribe(samples, heard=heard)
         if stretch in self._unread:
             self._unread.remove(stretch)
+        return Transcript(text, audio_ms, lost_ms, reused)
 
-    async def _transcript_of_payload(self, payload: Payload) -> tuple[str, int]:
+    async def _transcript_of_payload(self, payload: Payload) -> Transcript:
         rate_hz = payload.attributes.get("rate_hz", self._resampler.rate_hz)
         if type(rate_hz) is not int or not 8_000 <= rate_hz <= 192_000:
             raise InvalidRequest(f"audio at {rate_hz} Hz cannot be heard", field="rate_hz")
@@ -319,13 +324,17 @@ class SpeechInSession(EngineSession):
         audio_ms = len(samples) * 1000 // rate_hz
         if audio_ms > self._parts.ring_s * 1000:
             raise InvalidRequest(f"more than {self._parts.ring_s} s of audio in one turn")
-        return await self._transcribe(samples, heard=False, rate_hz=rate_hz), audio_ms
+        text = await self._transcribe(samples, heard=False, rate_hz=rate_hz)
+        return Transcript(text, audio_ms)
 
     async def _transcribe(self, samples: Samples, *, heard: bool, rate_hz: int = RATE_HZ) -> str:
         """The text of `samples`; without `heard` first look whether there is speech."""
         parts = self._parts
         language = self._language
-        threshold = self._activity.detection.threshold if self._activity else _DEFAULT_THRESHOLD
+        # A client that asks for a transcript itself is not held to a stricter threshold.
+        threshold = _DEFAULT_THRESHOLD
+        if self._activity is not None:
+            threshold = min(threshold, self._activity.detection.threshold)
 
         def work(abandoned: threading.Event) -> str:
             speech = samples if rate_hz == RATE_HZ else soxr.resample(samples, rate_hz, RATE_HZ)
@@ -337,8 +346,8 @@ class SpeechInSession(EngineSession):
 
         return await parts.queue.run(work)
 
-    def _read(self, stretch: Stretch) -> Samples:
-        """A copy of the audio of `stretch`."""
+    def _read(self, stretch: Stretch) -> tuple[Samples, int]:
+        """A copy of what is left of `stretch`, and how many ms at its beginning are lost."""
         start, end = self._position(stretch.start_ms), self._position(stretch.end_ms)
         if end < start:
             raise InvalidRequest("the stretch ends before it starts", field="end_ms")
@@ -347,12 +356,11 @@ class SpeechInSession(EngineSession):
         if end > self._ring.end:
             self._append(self._resampler.flush())
             end = min(end, self._ring.end)
-        try:
-            return self._ring.read(min(start, end), end)
-        except AudioLost as lost:
-            raise SessionStateLost(
-                f"the audio before {self._ms(lost.available_from)} ms is gone"
-            ) from lost
+        kept_from = max(start, self._ring.start)
+        if kept_from > end or (kept_from == end and start < end):
+            raise SessionStateLost("the audio of this stretch is gone")
+        lost_ms = -(-(kept_from - start) // SAMPLES_PER_MS)
+        return self._ring.read(kept_from, end), lost_ms
 
     def _position(self, ms: int) -> int:
         return (ms - self._clock_ms) * SAMPLES_PER_MS

@@ -115,8 +115,14 @@ class VoiceActivity:
         self._speech_samples = 0
 
     def skip(self, position: int) -> None:
-        """Frames before `position` were lost; the next one begins there."""
-        self.position = max(self.position, position)
+        """Frames before `position` were lost; the next one begins there.
+
+        What was lost counts neither as speech nor as silence.
+        """
+        lost = max(0, position - self.position)
+        self.position += lost
+        self._silence_start += lost
+        self._candidate += lost
 
     def _padded(self, position: int) -> int:
         return max(self._floor, position - self.detection.prefix_padding_ms * SAMPLES_PER_MS)
