@@ -42,7 +42,7 @@ def encoded(samples: npt.NDArray[np.float64], coding: int, bits: int) -> bytes:
         return np.rint(samples * 127 + 128).astype(np.uint8).tobytes()
     whole = np.rint(samples * (2 ** (bits - 1) - 1)).astype("<i4")
     if bits == 24:
-        return whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+        return bytes(whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes())
     return bytes(whole.astype(f"<i{bits // 8}").tobytes())
 
 
