@@ -5,7 +5,9 @@ It moves events and stamps their times; it keeps no state of the conversation.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -99,8 +101,7 @@ class RealtimeClient:
         except TimeoutError as problem:
             raise CannotConnect(f"{url}: no answer within {open_timeout_s:g} s") from problem
         except (OSError, ValueError) as problem:
-            reason = getattr(problem, "strerror", None) or str(problem)
-            raise CannotConnect(f"{url}: cannot connect ({reason})") from problem
+            raise CannotConnect(f"{url}: cannot connect ({_reason(problem)})") from problem
         try:
             yield cls(connection)
         finally:
@@ -152,6 +153,13 @@ def decode_audio(delta: str) -> bytes:
         return pybase64.b64decode(delta, validate=True)
     except ValueError as problem:
         raise ConnectionEnded("the server sent audio that is not base64") from problem
+
+
+def _reason(problem: OSError | ValueError) -> str:
+    """The system's own words; asyncio puts its own in their place."""
+    if isinstance(problem, ConnectionRefusedError):
+        return os.strerror(errno.ECONNREFUSED)
+    return getattr(problem, "strerror", None) or str(problem)
 
 
 def _is_loopback(address: str) -> bool:
