@@ -156,12 +156,11 @@ async def test_every_metric_family_moves(serve: Serve) -> None:
     with pytest.raises(InvalidStatus):
         await connect(gateway.ws)
     gateway.host.open_error = None
-    async with httpx.AsyncClient(base_url=gateway.http) as client:
-        async with connect(gateway.ws) as socket:
-            await socket.recv()
-            await socket.send("{")
-            await socket.recv()
-            answer = await client.get("/metrics")
+    async with httpx.AsyncClient(base_url=gateway.http) as client, connect(gateway.ws) as socket:
+        await socket.recv()
+        await socket.send("{")
+        await socket.recv()
+        answer = await client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     values = dict(
         line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")

@@ -1,0 +1,117 @@
+"""Every event that the Realtime surface emits fits the official client's types."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from pathlib import Path
+
+from gateway.surfaces.realtime import Translation
+from protocol.errors import ErrorInfo, ErrorKind
+from sessions.duplex import events as duplex
+from sessions.duplex.events import (
+    Item,
+    ItemStatus,
+    Part,
+    PartKind,
+    Response,
+    ResponseStatus,
+    Role,
+)
+from sessions.duplex.settings import DuplexSettings, patched
+from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
+
+VALIDATOR = Path(__file__).parent / "validate_events.py"
+
+
+def session_outputs() -> list[duplex.ClientOutput]:
+    changed = patched(
+        DuplexSettings(),
+        {
+            "output_modalities": ["text"],
+            "max_output_tokens": 200,
+            "tool_choice": "none",
+            "tracing": {"workflow_name": "test"},
+            "audio": {
+                "input": {
+                    "turn_detection": None,
+                    "transcription": {"model": "whisper-1", "language": "en"},
+                },
+                "output": {"voice": "joe", "speed": 1.25},
+            },
+        },
+        voices={"joe": "joe"},
+        spoken=False,
+    )
+    return [
+        duplex.SessionCreated("sess_1", "voice", DuplexSettings(), 1_900_000_000),
+        duplex.SettingsUpdated("sess_1", "voice", changed, 1_900_000_000),
+    ]
+
+
+def other_outputs() -> list[duplex.ClientOutput]:
+    error = ErrorInfo("engine_lost", ErrorKind.LOST, "The worker died.")
+    parts = [
+        Part(PartKind.INPUT_TEXT, "Hello"),
+        Part(PartKind.INPUT_AUDIO, None, 20, bytes(960)),
+    ]
+    user = Item("item_1", Role.USER, ItemStatus.COMPLETED, parts)
+    system = Item("item_2", Role.SYSTEM, ItemStatus.COMPLETED, [Part(PartKind.INPUT_TEXT, "Be.")])
+
+    def ended(status: ResponseStatus, reason: str | None, error: ErrorInfo | None) -> Response:
+        return Response(
+            "resp_2", status, None, ("audio",), "joe", None, None, reason=reason, error=error
+        )
+
+    return [
+        duplex.InputCleared(),
+        duplex.ItemAdded(user, None),
+        duplex.ItemAdded(system, "item_1"),
+        duplex.ItemDone(user, None),
+        duplex.ItemRetrieved(user),
+        duplex.ItemDeleted("item_1"),
+        duplex.ItemTruncated("item_a", 0, 1500),
+        duplex.InputTranscriptionFailed("item_1", 0, error),
+        duplex.ResponseDone(ended(ResponseStatus.FAILED, None, error)),
+        duplex.ResponseDone(ended(ResponseStatus.INCOMPLETE, "max_output_tokens", None)),
+        duplex.ResponseDone(ended(ResponseStatus.INCOMPLETE, "stalled", None)),
+        duplex.ResponseDone(ended(ResponseStatus.CANCELLED, "client_cancelled", None)),
+        duplex.Refused(ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", "item_id"), "evt"),
+        duplex.Refused(error, None),
+        duplex.SessionEnded("max_age"),
+    ]
+
+
+def frames() -> list[str]:
+    counter = itertools.count()
+    shell = Translation("voice", event_prefix="t", new_id=lambda kind: f"{kind}_{next(counter)}")
+    outputs = [*session_outputs(), *voice_turn(), *text_turn(), *cancelled_turn()]
+    outputs += other_outputs()
+    return [frame for output in outputs for frame in shell.write(output)]
+
+
+def validate(python: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, VALIDATOR], input="\n".join(lines), capture_output=True, text=True, check=False
+    )
+
+
+def test_every_emitted_event_fits_the_types(client_python: Path) -> None:
+    result = validate(client_python, frames())
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "", "")
+
+
+def test_every_output_of_a_session_is_among_them() -> None:
+    outputs = [*session_outputs(), *voice_turn(), *text_turn(), *cancelled_turn()]
+    outputs += other_outputs()
+    assert {type(output) for output in outputs} == set(duplex.ClientOutput.__args__)
+
+
+def test_the_check_finds_what_does_not_fit(client_python: Path) -> None:
+    (frame,) = [frame for frame in frames() if '"session.created"' in frame]
+    event = json.loads(frame)
+    event["session"]["audio"]["input"]["format"]["rate"] = 16_000
+    result = validate(client_python, [json.dumps(event)])
+    assert result.returncode == 1
+    assert "session.created" in result.stdout
