@@ -1,0 +1,71 @@
+"""The AR engine and the choice of its back end."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import pydantic
+
+from protocol.errors import InvalidRequest
+from protocol.payloads import PayloadType
+from workers.engine import EmitEvent, Engine, EngineSession
+from workers.engines.ar.openai import OpenAiBackend
+from workers.engines.ar.options import ArOptions
+
+
+class Backend(Protocol):
+    """What generates the text."""
+
+    async def load(self) -> None:
+        """Get ready for sessions."""
+
+    def open(self) -> EngineSession:
+        """A new session; raises CapacityExceeded when there is no room."""
+
+    async def shutdown(self) -> None:
+        """Free everything. Sessions are closed before."""
+
+
+class ArEngine(Engine):
+    """Text of a reply from the conversation so far, piece by piece.
+
+    A turn takes one conversation payload and the parameters `instructions` (str) and
+    `max_output_tokens` (int or None). Its usage names `input_tokens`, `cached_tokens`
+    (of those, resident and not read again), `output_tokens`, `finish_reason` ("stop"
+    or "length") and, where the conversation no longer fits, `dropped_messages`.
+    """
+
+    Options: ClassVar[type[pydantic.BaseModel]] = ArOptions
+    inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.TEXT})
+    outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.TEXT})
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @classmethod
+    def create(cls, options: ArOptions) -> ArEngine:
+        """An engine with the back end that `options` names. Nothing is loaded yet."""
+        if options.backend == "openai":
+            return cls(OpenAiBackend(options))
+        # The library takes a second to import; a remote back end does not need it.
+        from workers.engines.ar.llamacpp import LlamaBackend
+
+        return cls(LlamaBackend(options))
+
+    async def load(self) -> None:
+        """Load the model, or get ready to talk to its server."""
+        await self._backend.load()
+
+    def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session with a place of its own.
+
+        Raises InvalidRequest for any setting, there are none, and CapacityExceeded
+        when all places are taken.
+        """
+        if settings:
+            raise InvalidRequest("an AR stage has no session settings", field=min(settings))
+        return self._backend.open()
+
+    async def shutdown(self) -> None:
+        """Stop what runs and free the model."""
+        await self._backend.shutdown()

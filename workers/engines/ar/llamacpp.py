@@ -1,0 +1,339 @@
+"""The local back end: llama.cpp, with one resident context a session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import CapacityExceeded, ConfigError, EngineFailed, ModelFileError
+from protocol.payloads import Message, text_payload
+from workers.engine import EngineSession, Turn, TurnResult
+from workers.engines.ar.generation import Generation
+from workers.engines.ar.llama_server import LlamaServer, has_chat_template
+from workers.engines.ar.options import ArOptions
+from workers.engines.ar.prompt import (
+    HEAD,
+    MARKERS,
+    ReplyLength,
+    chat_messages,
+    first_kept,
+    render_few_shot,
+    reply_length,
+)
+from workers.engines.ar.stopping import ReplyCutter
+from workers.engines.ar.tokens import TokenMemory
+from workers.engines.ar.turns import TurnRequest, read_turn
+from workers.models import locate
+
+_CONTROL_WORDS = ("<start_of_image>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>")
+_FEW_SHOT_STOPS = (*MARKERS, *_CONTROL_WORDS)
+_LONGEST_LINE_BREAK = 32
+_MARKUP = re.compile(r"[<>\[\]{}|]+")
+_NOT_PROSE = re.compile(r"[^\w\s.,;:!?'\"()-]+")
+
+
+class Slot:
+    """One context of the server, and the tokens that lie in it.
+
+    Only one generation uses it at a time. Whoever comes next waits until the thread of
+    the one before has ended, also where that one was cancelled.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.lock = asyncio.Lock()
+        self.memory = TokenMemory()
+        self._running: tuple[Generation, asyncio.Future[None], TokenMemory] | None = None
+
+    def begin(self, generation: Generation, done: asyncio.Future[None]) -> None:
+        """`generation` now owns the slot until `done`."""
+        self._running = (generation, done, self.memory)
+
+    async def settle(self) -> None:
+        """Wait for the last generation to end and take over what it left. Lock held."""
+        if self._running is None:
+            return
+        generation, done, memory = self._running
+        await asyncio.wait([done])
+        memory.extend(generation.tokens)
+        self._running = None
+
+    def cancel(self) -> None:
+        """Stop the generation that runs, if one does."""
+        if self._running is not None:
+            self._running[0].cancel()
+
+    async def drained(self) -> None:
+        """Wait until no thread uses the slot."""
+        if self._running is not None:
+            await asyncio.wait([self._running[1]])
+
+    def forget(self) -> None:
+        """Give the slot back: what was said in it is no longer known here."""
+        self.cancel()
+        self.memory = TokenMemory()
+
+
+class LlamaBackend:
+    """One model on this machine and a slot for each session.
+
+    One slot more serves turns outside the default lane, of all sessions in order of
+    arrival, so that they leave the sessions' own prefixes alone.
+    """
+
+    def __init__(self, options: ArOptions) -> None:
+        self.options = options
+        self.style = options.prompt_style()
+        self._free = [Slot(index) for index in reversed(range(options.sessions))]
+        self.shared = Slot(options.sessions)
+        self._slots = [*self._free, self.shared]
+        self._threads = ThreadPoolExecutor(len(self._slots), thread_name_prefix="llama")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leading: list[int] = []
+        self._unwanted: list[int] = []
+        self._server: LlamaServer | None = None
+
+    @property
+    def server(self) -> LlamaServer:
+        """The loaded model. Raises EngineFailed before `load` and after `shutdown`."""
+        if self._server is None:
+            raise EngineFailed("the model is not loaded")
+        return self._server
+
+    async def load(self) -> None:
+        """Locate and load the model, and read the few-shot head once."""
+        path = await asyncio.to_thread(self._locate)
+        self._server = await asyncio.to_thread(
+            LlamaServer,
+            path,
+            slots=len(self._slots),
+            context_tokens=self.options.context_tokens,
+            threads=self.options.threads or min(8, len(os.sched_getaffinity(0))),
+        )
+        self._leading = await self._server.leading_tokens()
+        self._unwanted = await self._find_unwanted()
+        await self.warm(self._free[-1])
+
+    def _locate(self) -> Path:
+        model = self.options.model
+        path = Path(model).expanduser()
+        if path.suffix != ".gguf" and len(path.parts) == 1:
+            path = locate(model)
+        if not path.is_file():
+            raise ModelFileError(f"there is no file {path}")
+        if self.style == "chat-template" and not has_chat_template(path):
+            raise ConfigError(
+                f"{path} has no chat template; use `prompt: few-shot`, which suits base models",
+                field="prompt",
+            )
+        return path
+
+    async def _find_unwanted(self) -> list[int]:
+        """Tokens that would end a reply: line breaks, speakers' names, control tokens."""
+        words = [marker.removesuffix(":") for marker in MARKERS]
+        candidates = [
+            *("\n" * length for length in range(1, _LONGEST_LINE_BREAK)),
+            *(space + word for word in words for space in ("", " ")),
+            *_CONTROL_WORDS,
+        ]
+        found: set[int] = set()
+        for text in candidates:
+            tokens = await self.server.tokenize(text, special=True)
+            if len(tokens) == 1:
+                found.add(tokens[0].id)
+        return sorted(found)
+
+    def open(self) -> LlamaSession:
+        """A session with a slot of its own.
+
+        Raises CapacityExceeded when every slot has one.
+        """
+        if not self._free:
+            raise CapacityExceeded(f"all {self.options.sessions} sessions of this model are in use")
+        slot = self._free.pop()
+        if self.style == "few-shot":
+            task = asyncio.get_running_loop().create_task(self.warm(slot))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return LlamaSession(self, slot)
+
+    def release(self, slot: Slot) -> None:
+        """Take a closed session's slot back."""
+        slot.forget()
+        self._free.append(slot)
+
+    async def warm(self, slot: Slot) -> None:
+        """Read the few-shot head into `slot`, so that a first turn need not."""
+        if self.style != "few-shot":
+            return
+        async with slot.lock:
+            await slot.settle()
+            await self.read(slot, HEAD)
+            generation = Generation(ReplyCutter(), lambda _: None)
+            await self.generate(slot, generation, {"max_tokens": 0})
+
+    async def read(self, slot: Slot, text: str) -> int:
+        """Make `slot.memory` the tokens of `text`; how many a prompt of it has."""
+        rest = slot.memory.keep_prefix_of(text)
+        special = self.style == "chat-template"
+        slot.memory.extend(await self.server.tokenize(rest, special=special))
+        return len(self._leading) + len(slot.memory)
+
+    async def generate(self, slot: Slot, generation: Generation, request: dict[str, Any]) -> None:
+        """Continue the text of `slot.memory`. Lock held, slot settled.
+
+        Cancelling stops the generation; the slot is settled by whoever comes next.
+        """
+        request = {
+            "prompt": self._leading + slot.memory.ids(),
+            "id_slot": slot.index,
+            "cache_prompt": True,
+            "stream": True,
+            "return_progress": True,
+            "timings_per_token": True,
+            "logprobs": 1,
+            "post_sampling_probs": True,
+            **request,
+        }
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(self._threads, self._generate, generation, request)
+        slot.begin(generation, done)
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            generation.cancel()
+            raise
+        if generation.error is not None:
+            raise EngineFailed(f"llama.cpp failed: {generation.error}")
+
+    def _generate(self, generation: Generation, request: dict[str, Any]) -> None:
+        try:
+            self.server.generate(request, generation.on_chunk)
+        except Exception as error:
+            generation.error = repr(error)
+        generation.finish()
+
+    def sampling(self, length: ReplyLength | None) -> dict[str, Any]:
+        """How tokens are chosen, for a few-shot reply of `length` or a chat model's."""
+        options = self.options
+        default = 0.0 if self.style == "few-shot" else 0.7
+        chosen: dict[str, Any] = {
+            "temperature": default if options.temperature is None else options.temperature,
+            "top_p": 0.95 if options.top_p is None else options.top_p,
+        }
+        if options.seed is not None:
+            chosen["seed"] = options.seed
+        if length is not None and length.exact:
+            # A small model that may not stop repeats itself unless that costs something.
+            chosen["ignore_eos"] = True
+            chosen["logit_bias"] = [[token, False] for token in self._unwanted]
+            chosen["dry_multiplier"] = 0.8
+            chosen["dry_allowed_length"] = 3
+        return chosen
+
+    async def shutdown(self) -> None:
+        """End every generation and unload the model."""
+        for task in self._tasks:
+            task.cancel()
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*(slot.drained() for slot in self._slots))
+        await asyncio.to_thread(self._threads.shutdown)
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
+
+
+class LlamaSession(EngineSession):
+    """One conversation, resident in its slot."""
+
+    def __init__(self, backend: LlamaBackend, slot: Slot) -> None:
+        self._backend = backend
+        self._slot = slot
+        self._dropped: list[Message] = []
+        self._defused: dict[str, str] = {}
+
+    async def run(self, turn: Turn) -> TurnResult:
+        """Generate the next reply of the conversation in `turn.inputs`.
+
+        Raises InvalidRequest for an input that is no conversation or does not fit.
+        """
+        request = await read_turn(turn, self._backend.options.max_output_tokens)
+        slot = self._slot if turn.lane == "default" else self._backend.shared
+        async with slot.lock:
+            await slot.settle()
+            return await self._reply(slot, turn, request)
+
+    async def _reply(self, slot: Slot, turn: Turn, request: TurnRequest) -> TurnResult:
+        backend, options = self._backend, self._backend.options
+        room = options.context_tokens - min(request.max_output_tokens, options.context_tokens // 4)
+
+        async def count(dropped: int) -> int:
+            kept = request.messages[dropped:]
+            return await backend.read(slot, await self._render(request.instructions, kept))
+
+        start = len(self._dropped)
+        if request.messages[:start] != self._dropped:
+            start = 0
+        start = await first_kept(request.messages, start, room, count)
+        if turn.lane == "default":
+            self._dropped = request.messages[:start]
+        prompt_tokens = await count(start)
+
+        length: ReplyLength | None = None
+        cutter = ReplyCutter()
+        if backend.style == "few-shot":
+            length = reply_length(request.instructions, options.sentences)
+            cutter = ReplyCutter(stops=_FEW_SHOT_STOPS, line_break_ends=True, sentences=length.most)
+        loop = asyncio.get_running_loop()
+
+        def emit(piece: str) -> None:
+            if not generation.cancelled:
+                turn.emit(text_payload(piece))
+
+        def on_piece(piece: str) -> None:
+            loop.call_soon_threadsafe(emit, piece)
+
+        generation = Generation(cutter, on_piece)
+        most = min(request.max_output_tokens, options.context_tokens - prompt_tokens)
+        await backend.generate(slot, generation, {"max_tokens": most, **backend.sampling(length)})
+        usage: dict[str, Any] = {
+            "input_tokens": generation.cached_tokens + generation.prefill_tokens,
+            "cached_tokens": generation.cached_tokens,
+            "output_tokens": generation.output_tokens,
+            "finish_reason": "stop" if cutter.ended else generation.finish_reason,
+        }
+        if start:
+            usage["dropped_messages"] = start
+        return TurnResult(usage)
+
+    async def _render(self, instructions: str, messages: Sequence[Message]) -> str:
+        backend = self._backend
+        if backend.style == "few-shot":
+            return render_few_shot(instructions, messages)
+        chat = chat_messages(instructions, messages)
+        defused = {entry["content"]: await self._defuse(entry["content"]) for entry in chat}
+        self._defused = defused
+        chat = [{**entry, "content": defused[entry["content"]]} for entry in chat]
+        return await backend.server.apply_template(chat)
+
+    async def _defuse(self, text: str) -> str:
+        """`text` without anything that this model's tokeniser takes for a control token."""
+        if text in self._defused:
+            return self._defused[text]
+        server = self._backend.server
+        for unwanted in (None, _MARKUP, _NOT_PROSE):
+            safe = text if unwanted is None else unwanted.sub(" ", text)
+            plain = await server.tokenize(safe, special=False)
+            if plain == await server.tokenize(safe, special=True):
+                return safe
+        return ""
+
+    def close(self) -> None:
+        """Give the slot back."""
+        self._backend.release(self._slot)
