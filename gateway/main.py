@@ -49,19 +49,19 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_config(options.config)
         gateway = _overridden(config.gateway, options)
         check_binding(gateway, insecure=options.insecure)
-        workers = msgspec.json.decode(options.workers, type=list[WorkerAddress])
         check_tls(gateway.tls_cert, gateway.tls_key)
+        workers = msgspec.json.decode(options.workers, type=list[WorkerAddress])
         listener = listen(gateway.host, gateway.port)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(
+                _serve(config, gateway, workers, listener, options.ready_fd, options.lifeline_fd)
+            )
     except msgspec.DecodeError as error:
         print(f"gateway: --workers: {error}", file=sys.stderr)
         return EXIT_USAGE
     except AntiphonError as error:
         print(f"gateway: {error.message}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(
-            _serve(config, gateway, workers, listener, options.ready_fd, options.lifeline_fd)
-        )
     return 0
 
 
