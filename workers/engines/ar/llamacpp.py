@@ -10,7 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import CapacityExceeded, ConfigError, EngineFailed, ModelFileError
+from protocol.errors import (
+    CapacityExceeded,
+    ConfigError,
+    EngineFailed,
+    InvalidRequest,
+    ModelFileError,
+)
 from protocol.payloads import Message, text_payload
 from workers.engine import EngineSession, Turn, TurnResult
 from workers.engines.ar.generation import Generation
@@ -173,6 +179,8 @@ class LlamaBackend:
             return
         async with slot.lock:
             await slot.settle()
+            if len(slot.memory) > 0:
+                return  # a turn was quicker
             await self.read(slot, HEAD)
             generation = Generation(ReplyCutter(), lambda _: None)
             await self.generate(slot, generation, {"max_tokens": 0})
@@ -320,7 +328,14 @@ class LlamaSession(EngineSession):
         defused = {entry["content"]: await self._defuse(entry["content"]) for entry in chat}
         self._defused = defused
         chat = [{**entry, "content": defused[entry["content"]]} for entry in chat]
-        return await backend.server.apply_template(chat)
+        try:
+            return await backend.server.apply_template(chat)
+        except InvalidRequest:
+            # Many templates know no system role, or only in front.
+            spoken = [
+                Message(entry["role"].replace("system", "user"), entry["content"]) for entry in chat
+            ]
+            return await backend.server.apply_template(chat_messages("", spoken))
 
     async def _defuse(self, text: str) -> str:
         """`text` without anything that this model's tokeniser takes for a control token."""
