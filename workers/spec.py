@@ -1,0 +1,25 @@
+"""What a worker process is told by its supervisor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One worker: its name (stage and replica), its engine with options, where it listens."""
+
+    name: str
+    stage: str
+    engine: str
+    endpoint: str
+    deployment: str
+    options: dict[str, Any] = {}
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The one line that a worker writes to its supervisor: it is ready, or why it never will be."""
+
+    ready: bool
+    error: str | None = None

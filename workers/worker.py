@@ -1,0 +1,382 @@
+"""A worker: one engine behind the link.
+
+The endpoint is bound before the model is loaded, so that gateways know at once that a
+worker is coming. The control side (`workers.control`) decides; this shell carries out:
+it calls the engine, runs a task for each turn, and sends reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from protocol.connectors import InlineConnector
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    EngineFailed,
+    EngineLost,
+    ErrorInfo,
+    InvalidRequest,
+)
+from protocol.link_events import LinkSettings
+from protocol.link_frames import WorkerInfo
+from protocol.link_zmq import WorkerEndpoint
+from protocol.messages import Command, Output, WorkerStatus
+from protocol.payloads import Payload
+from workers.control import Control
+from workers.control_events import (
+    AbandonTurn,
+    Action,
+    ApplyInput,
+    CancelTurn,
+    CommandReceived,
+    ConfigureSession,
+    ControlLimits,
+    Emitted,
+    EngineReady,
+    Event,
+    FeedTurn,
+    FreeSession,
+    GatewayDown,
+    GatewayUp,
+    InputFailed,
+    InputTaken,
+    Noticed,
+    OpenSession,
+    OperationDone,
+    OutputRefused,
+    SendReport,
+    Settle,
+    ShuttingDown,
+    SignalSession,
+    StartTurn,
+    Tick,
+    TurnFinished,
+    TurnOutcome,
+)
+from workers.engine import Engine, EngineSession, Turn
+from workers.spec import WorkerSpec
+from workers.turns import TurnInputs
+
+_log = structlog.get_logger(__name__)
+
+_STOP_S = 3.0
+
+
+@dataclass
+class _RunningTurn:
+    task: asyncio.Task[dict[str, Any] | ErrorInfo]
+    inputs: TurnInputs
+
+
+class Worker:
+    """One worker: its engine, its sessions and its turns."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: Engine,
+        *,
+        limits: ControlLimits | None = None,
+        link: LinkSettings | None = None,
+    ) -> None:
+        self.incarnation = uuid.uuid4().hex
+        self._spec = spec
+        self._engine = engine
+        self._link_settings = link
+        self._control = Control(limits)
+        self._connector = InlineConnector()
+        self._sessions: dict[str, EngineSession] = {}
+        self._epochs: dict[str, int] = {}
+        self._turns: dict[tuple[str, int], _RunningTurn] = {}
+        self._events: deque[Event] = deque()
+        self._telling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    def stop(self) -> None:
+        """Cancel all turns, free all sessions, shut the engine down; then `serve` ends."""
+        self._stop.set()
+
+    async def serve(self, on_ready: Callable[[], None]) -> None:
+        """Bind, load and serve until `stop`; `on_ready` is called once the model is loaded.
+
+        Raises ConfigError when the endpoint cannot be bound, and what loading raises.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._endpoint = WorkerEndpoint(
+            self._spec.endpoint,
+            self.incarnation,
+            WorkerInfo(self._spec.stage, self._spec.engine, False),
+            on_command=self._on_command,
+            on_gateway_up=lambda gateway: self._tell(GatewayUp(gateway)),
+            on_gateway_down=lambda gateway: self._tell(GatewayDown(gateway)),
+            on_turn_end=lambda: self._tell(Settle()),
+            status=self._status,
+            settings=self._link_settings,
+        )
+        loading = asyncio.create_task(self._load(on_ready))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not loading.done() or loading.exception() is None:
+                    await stopping
+                    await self._wind_down()
+            if loading.done():
+                loading.result()
+        finally:
+            for task in (loading, stopping):
+                task.cancel()
+            await asyncio.gather(loading, stopping, return_exceptions=True)
+            self._endpoint.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            await self._engine.shutdown()
+
+    async def _load(self, on_ready: Callable[[], None]) -> None:
+        _log.info("loading", engine=self._spec.engine)
+        await self._engine.load()
+        # The model's objects live as long as the process: no collection need look at them.
+        gc.collect()
+        gc.freeze()
+        self._tell(EngineReady())
+        self._endpoint.announce()
+        _log.info("ready")
+        on_ready()
+
+    async def _wind_down(self) -> None:
+        _log.info("stopping", sessions=self._control.sessions)
+        self._tell(ShuttingDown())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._emptied.wait()
+        for running in self._turns.values():
+            running.task.cancel()
+
+    # Between the control side and the rest
+
+    def _on_command(self, gateway: str, command: Command) -> None:
+        self._tell(CommandReceived(gateway, command))
+
+    def _tell(self, event: Event) -> None:
+        """Handle `event` after those before it; what it causes is done when this returns.
+
+        Called from inside an action it only queues: the outer call goes on with it.
+        """
+        self._events.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._events:
+                now_ms = self._loop.time() * 1000.0
+                for action in self._control.handle(self._events.popleft(), now_ms):
+                    self._carry_out(action)
+        finally:
+            self._telling = False
+        if self._stop.is_set() and not self._control.sessions:
+            self._emptied.set()
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_ms = self._control.deadline_ms
+        if deadline_ms is None:
+            return
+        when = deadline_ms / 1000.0
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._tell(Tick())
+
+    def _status(self) -> WorkerStatus:
+        control = self._control
+        return WorkerStatus(
+            self._spec.stage,
+            control.sessions,
+            control.waiting,
+            control.progress,
+            resident_bytes(),
+            control.ready,
+        )
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendReport():
+                self._send(action)
+            case ApplyInput():
+                self._apply(action)
+            case FeedTurn():
+                self._feed(action)
+            case StartTurn():
+                self._start(action)
+            case CancelTurn():
+                if (running := self._turns.get((action.session, action.turn))) is not None:
+                    running.task.cancel()
+            case AbandonTurn():
+                if self._turns.pop((action.session, action.turn), None) is not None:
+                    _log.error("turn_abandoned", session=action.session, turn=action.turn)
+            case OpenSession():
+                self._operate(action.session, lambda: self._open(action))
+            case ConfigureSession():
+                self._operate(action.session, lambda: self._configure(action))
+            case SignalSession():
+                session = self._sessions[action.session]
+                self._operate(action.session, lambda: session.signal(action.name, action.arguments))
+            case FreeSession():
+                self._free(action.session)
+
+    def _send(self, action: SendReport) -> None:
+        report = action.report
+        try:
+            self._endpoint.send(action.gateway, report)
+        except EngineLost:
+            # The link has just gone; the control side is about to be told.
+            return
+        except (CapacityExceeded, InvalidRequest) as error:
+            if isinstance(report, Output):
+                self._tell(OutputRefused(report.session, report.turn, error.info()))
+                return
+            # Nothing but output may be missing: a gateway this far behind starts afresh.
+            _log.error("gateway_dropped", gateway=action.gateway, reason=error.message)
+            self._endpoint.drop(action.gateway)
+
+    # Between the control side and the engine
+
+    def _operate(self, session: str, operation: Callable[[], dict[str, Any]]) -> None:
+        try:
+            done = OperationDone(session, None, operation())
+        except Exception as error:
+            done = OperationDone(session, self._explain(error, session=session))
+        self._tell(done)
+
+    def _open(self, action: OpenSession) -> dict[str, Any]:
+        name = action.session
+
+        def emit(event: str, arguments: dict[str, Any]) -> None:
+            self._tell(Noticed(name, event, arguments))
+
+        self._sessions[name] = self._engine.open(name, action.settings, emit)
+        self._epochs[name] = action.epoch
+        return {}
+
+    def _configure(self, action: ConfigureSession) -> dict[str, Any]:
+        self._sessions[action.session].configure(action.settings)
+        return {}
+
+    def _apply(self, action: ApplyInput) -> None:
+        payload = self._connector.get(action.payload)
+        try:
+            self._sessions[action.session].update(payload)
+        except Exception as error:
+            info = self._explain(error, session=action.session)
+            self._tell(InputFailed(action.session, action.sequence, info))
+        finally:
+            self._connector.release(action.payload)
+
+    def _free(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        self._epochs.pop(name, None)
+        if session is None:
+            return
+        try:
+            session.close()
+        except Exception:
+            _log.exception("session_close_failed", session=name)
+
+    def _start(self, action: StartTurn) -> None:
+        key = (action.session, action.turn)
+        inputs = TurnInputs(lambda size: self._tell(InputTaken(*key, size)))
+        for descriptor in action.inputs:
+            inputs.put(self._connector.get(descriptor), counted=False)
+        if action.last:
+            inputs.end()
+
+        def emit(payload: Payload) -> None:
+            # What an engine's thread hands over after its turn has ended is not wanted.
+            if (running := self._turns.get(key)) is not None and running.inputs is inputs:
+                self._tell(Emitted(*key, self._connector.put(payload)))
+
+        turn = Turn(action.turn, action.lane, action.parameters, inputs, emit)
+        task = self._tasks.create_task(
+            self._run(self._sessions[action.session], action.session, turn)
+        )
+        self._turns[key] = _RunningTurn(task, inputs)
+        # Also told when the task is cancelled before its first step.
+        task.add_done_callback(lambda done: self._finished(key, done))
+
+    def _feed(self, action: FeedTurn) -> None:
+        running = self._turns.get((action.session, action.turn))
+        if running is None:
+            return
+        if action.payload is not None:
+            running.inputs.put(self._connector.get(action.payload), counted=True)
+        if action.last:
+            running.inputs.end()
+
+    async def _run(
+        self, session: EngineSession, name: str, turn: Turn
+    ) -> dict[str, Any] | ErrorInfo:
+        structlog.contextvars.bind_contextvars(
+            session=name, epoch=self._epochs.get(name), turn=turn.number, lane=turn.lane
+        )
+        try:
+            return (await session.run(turn)).usage
+        except Exception as error:
+            return self._explain(error)
+
+    def _finished(
+        self, key: tuple[str, int], task: asyncio.Task[dict[str, Any] | ErrorInfo]
+    ) -> None:
+        running = self._turns.get(key)
+        if running is None or running.task is not task:
+            return
+        del self._turns[key]
+        if task.cancelled():
+            self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
+            return
+        result = task.result()
+        if isinstance(result, ErrorInfo):
+            self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
+        else:
+            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result))
+
+    def _explain(self, error: Exception, **context: object) -> ErrorInfo:
+        """What a client is told of an engine's exception; the rest is for the log."""
+        match error:
+            case AntiphonError():
+                _log.warning("engine_refused", code=error.code, reason=error.message, **context)
+                return error.info()
+            case NotImplementedError():
+                return InvalidRequest(str(error), code="unsupported").info()
+            case _:
+                _log.error("engine_failed", exc_info=error, **context)
+                kind = type(error).__name__
+                return EngineFailed(
+                    f"the engine of stage {self._spec.stage} failed ({kind})"
+                ).info()
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm") as statistics:
+            return int(statistics.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
