@@ -60,7 +60,7 @@ def words_heard(transcript: str, lexicon: Lexicon) -> list[str]:
 
     It writes times of day with a point: "6.40 am".
     """
-    timed = re.sub(r"(?<=[0-9])\.(?=[0-9]{2} ?[ap]m)", ":", transcript)
+    timed = re.sub(r"(?<=[0-9])\.(?=[0-9]{2} ?[ap]\.?m)", ":", transcript)
     words = normalise(timed, lexicon.knows).translate(str.maketrans("", "", MARKS))
     return words.replace("ay em", "am").replace("pee em", "pm").split()
 

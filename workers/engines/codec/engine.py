@@ -25,7 +25,7 @@ from workers.engines.codec import audio
 from workers.engines.codec.letters import LetterReader
 from workers.engines.codec.lexicon import Lexicon, read_dictionary
 from workers.engines.codec.piper import PiperVoice
-from workers.engines.codec.segments import Segment, segments_of
+from workers.engines.codec.segments import LONGEST_SEGMENT, Segment, segments_of
 from workers.models import locate, resolve
 
 Result = TypeVar("Result")
@@ -124,7 +124,10 @@ class CodecSession(EngineSession):
         async for payload in turn.inputs:
             number = _clause_number(payload, number + 1)
             text = _read_text(payload)
-            segments = await self._engine.in_thread(functools.partial(self._speaker.segments, text))
+            prepare = functools.partial(
+                self._speaker.segments, text, spoken.speed, soon=not spoken.samples
+            )
+            segments = await self._engine.in_thread(prepare)
             for index, segment in enumerate(segments):
                 speak = functools.partial(
                     self._speaker.speak, segment, spoken.rate_hz, spoken.speed, spoken.pause_ms
@@ -166,12 +169,14 @@ class Speaker:
     voice: PiperVoice
     lexicon: Lexicon
 
-    def segments(self, text: str, *, soon: bool = False) -> list[Segment]:
+    def segments(self, text: str, speed: float = 1.0, *, soon: bool = False) -> list[Segment]:
         """The stretches of a written clause that are spoken one by one.
 
+        Slow speech gets shorter ones, since time and memory go with the audio's length.
         `soon` makes the first one short where a mark allows it.
         """
-        return segments_of(text, self.lexicon, soon=soon)
+        longest = round(LONGEST_SEGMENT * min(1.0, speed))
+        return segments_of(text, self.lexicon, longest, soon=soon)
 
     def speak(self, segment: Segment, rate_hz: int, speed: float, pause_ms: float) -> bytes:
         """`pause_ms` of silence and the speech of `segment` as PCM16 at `rate_hz`."""

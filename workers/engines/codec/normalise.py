@@ -138,7 +138,6 @@ def spelled(letters: str) -> str:
 
 def _simplify(text: str) -> str:
     """`text` in few kinds of characters: Latin letters without accents, ASCII digits."""
-    text = unicodedata.normalize("NFKC", text.translate(_TRANSLITERATED))
     simple: list[str] = []
     for character in unicodedata.normalize("NFKD", text.translate(_TRANSLITERATED)):
         if character.isascii():
@@ -157,13 +156,13 @@ def _simplify(text: str) -> str:
 def _dotted(address: str) -> str:
     """The parts of an address with its signs by name; short last names are spelled."""
     words = re.sub(
-        r"\.(\w\w|edu)(?![\w])", lambda match: f" dot {spelled_if_letters(match[1])}", address
+        r"\.(\w\w|edu)(?![\w])", lambda match: f" dot {_spelled_if_letters(match[1])}", address
     )
     words = words.replace(".", " dot ").replace("_", " underscore ").replace("-", " dash ")
     return words.replace("/", " slash ").replace("+", " plus ")
 
 
-def spelled_if_letters(text: str) -> str:
+def _spelled_if_letters(text: str) -> str:
     """Two or three letters by name; anything else as it is."""
     return spelled(text) if text.isascii() and text.isalpha() and text != "me" else text
 

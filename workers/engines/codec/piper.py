@@ -78,6 +78,9 @@ class PiperVoice:
             )
         except Exception as error:  # ONNX Runtime has no common base class of its own
             raise ModelFileError(f"{model}: cannot load the voice ({error})") from error
+        # Gives the working memory of a long stretch back to the system after it.
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self._has_speakers = any(given.name == "sid" for given in self._session.get_inputs())
 
     def synthesise(self, ipa: str, speed: float = 1.0) -> Samples:
@@ -99,7 +102,9 @@ class PiperVoice:
         }
         if self._has_speakers:
             inputs["sid"] = np.zeros(1, np.int64)
-        samples = np.asarray(self._session.run(None, inputs)[0], np.float32).reshape(-1)
+        samples = np.asarray(
+            self._session.run(None, inputs, self._run_options)[0], np.float32
+        ).reshape(-1)
         return np.clip(np.nan_to_num(samples), -1.0, 1.0)
 
 

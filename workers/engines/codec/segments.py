@@ -23,13 +23,15 @@ class Segment:
     mark: str
 
 
-def segments_of(text: str, lexicon: Lexicon, *, soon: bool = False) -> list[Segment]:
+def segments_of(
+    text: str, lexicon: Lexicon, longest: int = LONGEST_SEGMENT, *, soon: bool = False
+) -> list[Segment]:
     """The segments of a clause of written text; none when nothing in it can be spoken.
 
     `soon` makes the first one short where a mark allows it, so that it is ready sooner.
     """
     segments: list[Segment] = []
-    for stretch in split(normalise(text, lexicon.knows), soon=soon):
+    for stretch in split(normalise(text, lexicon.knows), longest, soon=soon):
         ipa = _ipa(stretch, lexicon)
         if ipa.strip(MARKS + " "):
             segments.append(Segment(ipa, ipa[-1] if ipa[-1] in MARKS else ""))
