@@ -125,6 +125,7 @@ class GatewayHost:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
         self._hosted: dict[str, _Hosted] = {}
         self._admission = Admission()
         self._directory = MemoryDirectory()
@@ -381,9 +382,11 @@ class GatewayHost:
             return
         when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._timer_at_s <= when:
                 return
             self._timer.cancel()
+        # Kept here: uvloop's handle of a time that has passed does not know it.
+        self._timer_at_s = when
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:

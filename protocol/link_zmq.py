@@ -61,6 +61,7 @@ class _Shell:
         self._machine = end
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
         self._flush_due = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -84,9 +85,11 @@ class _Shell:
         when = deadline_ms / 1000.0
         if self._timer is not None:
             # A timer that fires early only looks again; one that fires late must move.
-            if self._timer.when() <= when:
+            if self._timer_at_s <= when:
                 return
             self._timer.cancel()
+        # Kept here: uvloop's handle of a time that has passed does not know it.
+        self._timer_at_s = when
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
@@ -158,6 +161,11 @@ class WorkerLink(_Shell):
     def worker(self) -> str | None:
         """The incarnation of the worker that is linked now."""
         return self._end.peer
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that wait for the worker or for its acknowledgement."""
+        return self._end.unacknowledged
 
     def send(self, command: Command) -> None:
         """Send `command`; it leaves at the end of the loop turn.

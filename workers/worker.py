@@ -102,6 +102,7 @@ class Worker:
         self._events: deque[Event] = deque()
         self._telling = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
         self._stop = asyncio.Event()
         self._emptied = asyncio.Event()
 
@@ -196,9 +197,11 @@ class Worker:
             return
         when = deadline_ms / 1000.0
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._timer_at_s <= when:
                 return
             self._timer.cancel()
+        # Kept here: uvloop's handle of a time that has passed does not know it.
+        self._timer_at_s = when
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:

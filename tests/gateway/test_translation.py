@@ -445,6 +445,15 @@ def test_a_refusal_names_the_parameter_as_the_client_wrote_it() -> None:
     assert error(None)["param"] is None
 
 
+def test_a_parameter_of_an_event_is_not_taken_for_a_setting() -> None:
+    shell = translation()
+    frame = json.dumps({"type": "input_audio_buffer.append", "audio": "%", "event_id": "mine"})
+    with pytest.raises(MalformedEvent) as caught:
+        shell.read(frame)
+    error = json.loads(shell.refusal(caught.value))["error"]
+    assert (error["param"], error["event_id"]) == ("audio", "mine")
+
+
 def test_a_retrieved_item_carries_short_audio_only() -> None:
     def retrieved(size: int) -> dict[str, Any]:
         part = Part(PartKind.INPUT_AUDIO, "x", audio=bytes(size))

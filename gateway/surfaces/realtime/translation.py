@@ -178,20 +178,19 @@ class Translation:
     def refusal(self, error: AntiphonError) -> str:
         """The error event of something that never reached the session."""
         event_id = error.event_id if isinstance(error, MalformedEvent) else None
-        return self.error(error.info(), event_id)
+        return self._error(error.info(), error.field, event_id)
 
-    def error(self, error: ErrorInfo, event_id: str | None = None) -> str:
-        """An error event."""
-        param = error.field
+    def _refused(self, refused: duplex.Refused) -> str:
+        param = refused.error.field
         if param is not None and param.split(".", 1)[0].split("[", 1)[0] in SETTINGS_FIELDS:
             # The session core names settings by their own path.
             param = f"session.{param}"
+        return self._error(refused.error, param, refused.ref)
+
+    def _error(self, error: ErrorInfo, param: str | None, event_id: str | None) -> str:
+        kind = ERROR_TYPES[error.kind]
         return self._writer.write(
-            wire.ErrorEvent(
-                error=wire.ErrorOut(
-                    ERROR_TYPES[error.kind], error.code, error.message, param, event_id
-                )
-            )
+            wire.ErrorEvent(error=wire.ErrorOut(kind, error.code, error.message, param, event_id))
         )
 
     def write(self, output: duplex.ClientOutput) -> list[str]:
@@ -205,10 +204,10 @@ class Translation:
                 output.pcm,
             )
         if isinstance(output, duplex.Refused):
-            return [self.error(output.error, output.ref)]
+            return [self._refused(output)]
         if isinstance(output, duplex.SessionEnded):
             error = farewell(output.reason, output.error).error
-            return [] if error is None else [self.error(error)]
+            return [] if error is None else [self._error(error, error.field, None)]
         return [self._writer.write(event) for event in events(output)]
 
 
