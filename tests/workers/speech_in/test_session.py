@@ -97,11 +97,11 @@ async def test_the_end_that_was_foreseen_is_not_transcribed_twice(engine: Speech
 
 
 async def test_a_pause_inside_a_turn_wastes_one_speculation(engine: SpeechInEngine) -> None:
-    listener = Listener(engine, {"turn_detection": VAD | {"silence_duration_ms": 1500}})
+    listener = Listener(engine, {"turn_detection": VAD | {"silence_duration_ms": 2000}})
     speech = flight()
     _, end_ms = loud_from_to_ms(speech)
     spoken = speech[: RATE_HZ * end_ms // 1000]
-    await listener.feed(np.concatenate([spoken, silence(800)]))
+    await listener.feed(np.concatenate([spoken, silence(1200)]))
     # Audio comes faster here than in life: let the speculation give the thread back.
     assert await engine.queue.run(lambda _: "free") == "free"
     await listener.feed(np.concatenate([read_wav("kokoro_library.wav"), silence(2500)]))
