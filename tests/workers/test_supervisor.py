@@ -1,0 +1,251 @@
+"""The supervisor with the real gateway and synthetic workers: who lives, who dies, who returns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from protocol.exit_status import ExitStatus
+from workers.child import RestartPolicy
+from workers.runtime_directory import runtime_directory, sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A place for runtime directories, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as name:
+        yield Path(name)
+
+
+def write_config(directory: Path, **think: Any) -> Path:
+    engine = "tests.synthetic_engine:SyntheticEngine"
+    config = {
+        "stages": {"think": {"engine": engine, **think}, "speak": {"engine": engine}},
+        "pipelines": {
+            "voice": {
+                "kind": "duplex",
+                "required": True,
+                "edges": [{"from": "think", "to": "speak", "payload": "text", "delivery": "chunk"}],
+                "outputs": {"text": "think", "audio": "speak"},
+            }
+        },
+    }
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class Deployment:
+    """A running `python -m workers.supervisor`; reads its log as it is written."""
+
+    def __init__(self, process: asyncio.subprocess.Process, runtime: Path) -> None:
+        self.process = process
+        self.runtime = runtime
+        self.lines: list[str] = []
+
+    @classmethod
+    async def start(cls, config: Path, runtime: Path, *arguments: str) -> Deployment:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "workers.supervisor", "-c", str(config), *arguments),
+            cwd=ROOT,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "ANTIPHON_LOG_FORMAT": "json"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        return cls(process, runtime)
+
+    async def ready(self) -> str:
+        """The line that it prints when all is ready."""
+        assert self.process.stdout is not None
+        return (await self.process.stdout.readline()).decode().strip()
+
+    async def event(self, **wanted: Any) -> dict[str, Any]:
+        """The next line of the log that has all of `wanted`."""
+        assert self.process.stderr is not None
+        while line := (await self.process.stderr.readline()).decode():
+            self.lines.append(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and wanted.items() <= entry.items():
+                return entry
+        raise AssertionError(f"no {wanted} in:\n{''.join(self.lines)}")
+
+    async def pids(self, *names: str) -> dict[str, int]:
+        """The process ids of children that are being started, in any order."""
+        found: dict[str, int] = {}
+        while set(found) != set(names):
+            entry = await self.event(event="child_started")
+            found[entry["child"]] = entry["pid"]
+        return found
+
+    async def ended(self) -> tuple[int, str]:
+        """The exit status, and all that was written to standard error."""
+        assert self.process.stderr is not None
+        rest = await self.process.stderr.read()
+        return await self.process.wait(), "".join(self.lines) + rest.decode()
+
+
+CHILDREN = ("think-0", "speak-0", "gateway")
+
+
+@pytest.fixture
+async def deployment(directory: Path) -> AsyncIterator[Deployment]:
+    running = await Deployment.start(write_config(directory), directory, "--port", "0")
+    try:
+        yield running
+    finally:
+        if running.process.returncode is None:
+            running.process.kill()
+            await running.process.wait()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def gone(pid: int) -> None:
+    """Wait until the process has ended, on its process file descriptor."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+async def test_it_says_where_it_is_ready_and_ends_in_order(deployment: Deployment) -> None:
+    pids = await deployment.pids(*CHILDREN)
+    line = await deployment.ready()
+    assert line.startswith("Antiphon is ready: http://127.0.0.1:")
+    deployment.process.send_signal(signal.SIGTERM)
+    status, _ = await deployment.ended()
+    assert status == ExitStatus.OK
+    assert not any(alive(pid) for pid in pids.values())
+    assert list(deployment.runtime.glob("antiphon-*")) == []
+
+
+@pytest.mark.parametrize("victim", ["think-0", "gateway"])
+async def test_a_killed_child_returns_and_touches_no_other(
+    deployment: Deployment, victim: str
+) -> None:
+    pids = await deployment.pids(*CHILDREN)
+    await deployment.ready()
+    os.kill(pids[victim], signal.SIGKILL)
+    ended = await deployment.event(event="child_ended")
+    assert (ended["child"], ended["status"]) == (victim, "SIGKILL")
+    again = await deployment.pids(victim)
+    assert again[victim] != pids[victim]
+    if victim != "gateway":
+        # The gateway that stayed meets the new worker at the old endpoint.
+        await deployment.event(event="worker_up", worker=victim)
+    assert all(alive(pid) for name, pid in pids.items() if name != victim)
+
+
+async def test_no_child_outlives_a_killed_supervisor(deployment: Deployment) -> None:
+    pids = await deployment.pids(*CHILDREN)
+    await deployment.ready()
+    deployment.process.kill()
+    for pid in pids.values():
+        await gone(pid)
+    (left,) = deployment.runtime.glob("antiphon-*")
+    assert sweep(deployment.runtime) == [left]
+
+
+async def test_a_second_deployment_leaves_the_first_ones_directory(
+    deployment: Deployment,
+) -> None:
+    await deployment.ready()
+    (first,) = deployment.runtime.glob("antiphon-*")
+    assert sweep(deployment.runtime) == []
+    assert first.is_dir()
+    assert first.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (
+            {"load": "no_model"},
+            ExitStatus.MODEL,
+            "antiphon: think-0 cannot start: the synthetic model is missing: fetch it",
+        ),
+        ({"no_such_option": 1}, ExitStatus.CONFIG, "no_such_option"),
+    ],
+)
+async def test_what_cannot_ever_start_ends_the_deployment_in_words(
+    directory: Path, options: dict[str, Any], status: ExitStatus, message: str
+) -> None:
+    config = write_config(directory, **options)
+    deployment = await Deployment.start(config, directory, "--port", "0")
+    code, log = await deployment.ended()
+    assert code == status
+    assert message in log
+    assert "Traceback" not in log
+
+
+async def test_a_port_in_use_is_said_before_anything_starts(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        deployment = await Deployment.start(write_config(directory), directory, "--port", str(port))
+        status, log = await deployment.ended()
+    assert status == ExitStatus.CONFIG
+    assert log.startswith(f"antiphon: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert len(log.splitlines()) == 1
+
+
+async def test_an_open_door_is_refused(directory: Path) -> None:
+    deployment = await Deployment.start(
+        write_config(directory), directory, "--port", "0", "--host", "0.0.0.0"
+    )
+    status, log = await deployment.ended()
+    assert status == ExitStatus.CONFIG
+    assert "--insecure" in log
+
+
+def test_the_wait_before_a_restart_doubles_to_a_ceiling_and_starts_over() -> None:
+    policy = RestartPolicy()
+    waits = [policy.next_wait_s(0.0, 0.0)]
+    for _ in range(7):
+        waits.append(policy.next_wait_s(waits[-1], 1.0))
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert policy.next_wait_s(10.0, 30.0) == 0.2
+
+
+def test_the_runtime_directory_is_removed_at_the_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    with runtime_directory() as created:
+        assert created.parent == directory
+        (created / "0-0.sock").touch()
+    assert list(directory.iterdir()) == []
+
+
+def test_a_sweep_leaves_what_is_no_supervisors(directory: Path) -> None:
+    (directory / "antiphon-something").mkdir()
+    assert sweep(directory) == []

@@ -1,0 +1,236 @@
+"""The supervisor: `python -m workers.supervisor -c FILE`.
+
+A small process without traffic and without engines. Its children are the gateway and
+the workers that the config names; each is started again with back-off when it ends, the
+death of one touches no other, and none outlives it, however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from protocol.config import Config, GatewayConfig, check_binding, load_config
+from protocol.errors import AntiphonError, ConfigError
+from protocol.exit_status import ExitStatus
+from protocol.logs import configure_logging
+from workers.child import Child, RestartPolicy, StartFailed
+from workers.runtime_directory import runtime_directory
+from workers.spec import WorkerSpec, WorkerStarted
+
+_log = structlog.get_logger(__name__)
+
+
+class GatewayStarted(msgspec.Struct, frozen=True):
+    """The line that a gateway writes when it is ready: where it really listens."""
+
+    host: str
+    port: int
+
+
+class Supervisor:
+    """A deployment's children.
+
+    `config_path` is handed to the gateway, which reads it itself; `overrides` are its
+    further arguments.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path,
+        directory: Path,
+        overrides: Sequence[str] = (),
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self._announced = False
+        self._tls = config.gateway.tls_cert is not None or "--tls-cert" in overrides
+        specs = list(worker_specs(config, directory))
+        self.workers = [self._worker(spec, policy) for spec in specs]
+        addresses = [
+            {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
+        ]
+        arguments = ["--config", str(config_path)]
+        arguments += ["--workers", msgspec.json.encode(addresses).decode(), *overrides]
+        self.gateway = Child(
+            "gateway", "gateway.main", arguments, policy=policy, on_line=self._gateway_ready
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the children until `stop` is set, then end the gateway and after it the workers.
+
+        Raises StartFailed when a first start fails for good.
+        """
+        lifeline, held = os.pipe()
+        stopping = asyncio.create_task(stop.wait())
+        keeping = [
+            asyncio.create_task(child.keep(lifeline)) for child in (*self.workers, self.gateway)
+        ]
+        try:
+            done, _ = await asyncio.wait({stopping, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+            await self.gateway.stop()
+            async with asyncio.TaskGroup() as group:
+                for worker in self.workers:
+                    group.create_task(worker.stop())
+            for task in done - {stopping}:
+                task.result()
+        finally:
+            for task in (stopping, *keeping):
+                task.cancel()
+            await asyncio.gather(stopping, *keeping, return_exceptions=True)
+            # From here on no child can live, whatever happened above.
+            os.close(held)
+            os.close(lifeline)
+
+    def _worker(self, spec: WorkerSpec, policy: RestartPolicy | None) -> Child:
+        def on_line(line: bytes) -> None:
+            started = msgspec.json.decode(line, type=WorkerStarted)
+            if started.ready:
+                child.started = True
+
+        child = Child(
+            spec.name,
+            "workers.runtime",
+            ["--name", spec.name],
+            spec=msgspec.json.encode(spec),
+            policy=policy,
+            on_line=on_line,
+        )
+        return child
+
+    def _gateway_ready(self, line: bytes) -> None:
+        self.gateway.started = True
+        started = msgspec.json.decode(line, type=GatewayStarted)
+        if not self._announced:
+            self._announced = True
+            print(f"Antiphon is ready: {self._url(started)}", flush=True)
+
+    def _url(self, started: GatewayStarted) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(started.host, started.host)
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        return f"http{'s' if self._tls else ''}://{host}:{started.port}/"
+
+
+def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
+    """One spec a worker; its endpoint stays the same however often it is started again."""
+    deployment = uuid.uuid4().hex
+    return [
+        WorkerSpec(
+            name=f"{stage}-{replica}",
+            stage=stage,
+            engine=section.engine,
+            endpoint=f"ipc://{directory}/{number}-{replica}.sock",
+            deployment=deployment,
+            options=section.options,
+        )
+        for number, (stage, section) in enumerate(config.stages.items())
+        for replica in range(section.replicas)
+    ]
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError when nothing could listen on `host` and `port` now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}. Stop what uses it, or choose another "
+            "with --port or ANTIPHON_PORT",
+            field="gateway.port",
+        ) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a deployment until SIGTERM or SIGINT; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    configure_logging("supervisor")
+    try:
+        config = load_config(options.config)
+        gateway = _overridden(config.gateway, options)
+        check_binding(gateway, insecure=options.insecure)
+        check_port(gateway.host, gateway.port)
+        with runtime_directory() as directory:
+            supervisor = Supervisor(config, options.config, directory, _overrides(options))
+            asyncio.run(_run(supervisor))
+    except StartFailed as error:
+        _complain(f"{error.name} cannot start: {_reason(error)}")
+        return error.status
+    except AntiphonError as error:
+        _complain(error.message)
+        return ExitStatus.CONFIG if isinstance(error, ConfigError) else ExitStatus.FAILED
+    return ExitStatus.OK
+
+
+async def _run(supervisor: Supervisor) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await supervisor.run(stop)
+
+
+def _reason(error: StartFailed) -> str:
+    with contextlib.suppress(msgspec.DecodeError):
+        started = msgspec.json.decode(error.message, type=WorkerStarted)
+        if started.error:
+            return started.error
+    return f"it ended with status {error.status}, its reason is above"
+
+
+def _overridden(config: GatewayConfig, options: argparse.Namespace) -> GatewayConfig:
+    given: dict[str, Any] = {
+        name: value
+        for name in ("host", "port", "tls_cert", "tls_key")
+        if (value := getattr(options, name)) is not None
+    }
+    return config.model_copy(update=given)
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """The gateway's arguments for what was given to the supervisor."""
+    arguments = ["--insecure"] if options.insecure else []
+    for name in ("host", "port", "tls_cert", "tls_key"):
+        value = getattr(options, name)
+        if value is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments
+
+
+def _complain(message: str) -> None:
+    print(f"antiphon: {message}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workers.supervisor", description=__doc__)
+    parser.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--host", help="overrides gateway.host")
+    parser.add_argument("--port", type=int, help="overrides gateway.port; 0: any free one")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen off loopback without any keys"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
