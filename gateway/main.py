@@ -97,21 +97,29 @@ async def _serve(
         _stop_at_end_of(lifeline_fd, server, loop)
     bound, port = listener.getsockname()[:2]
     log.info("listening", host=bound, port=port, tls=gateway.tls_cert is not None)
-    # The kernel queues connections from here on; uvicorn takes them in a moment.
-    if ready_fd is not None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(ready_fd, json.dumps({"host": bound, "port": port}).encode() + b"\n")
-        os.close(ready_fd)
     gc.collect()
     gc.freeze()
     try:
         async with asyncio.TaskGroup() as tasks:
-            lag = tasks.create_task(watch_loop_lag(metrics))
+            beside = [tasks.create_task(watch_loop_lag(metrics))]
+            if ready_fd is not None:
+                beside.append(tasks.create_task(_say_ready(host, ready_fd, bound, port)))
             await server.serve(sockets=[listener])
-            lag.cancel()
+            for task in beside:
+                task.cancel()
     finally:
         host.close()
         log.info("stopped")
+
+
+async def _say_ready(host: GatewayHost, fd: int, bound: str, port: int) -> None:
+    """Write one line to the pipe `fd` once `/readyz` answers 200."""
+    try:
+        await host.ready()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(fd, json.dumps({"host": bound, "port": port}).encode() + b"\n")
+    finally:
+        os.close(fd)
 
 
 def _stop_at_end_of(fd: int, server: GatewayServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -155,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ready-fd",
         type=int,
         metavar="N",
-        help='write one line {"host": ..., "port": ...} here once connections are taken',
+        help='write one line {"host": ..., "port": ...} here once /readyz is 200',
     )
     parser.add_argument(
         "--lifeline-fd", type=int, metavar="N", help="stop when this pipe is at its end"

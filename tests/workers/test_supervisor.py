@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -142,6 +143,9 @@ async def test_it_says_where_it_is_ready_and_ends_in_order(deployment: Deploymen
     pids = await deployment.pids(*CHILDREN)
     line = await deployment.ready()
     assert line.startswith("Antiphon is ready: http://127.0.0.1:")
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.get(line.removeprefix("Antiphon is ready: ") + "readyz")
+    assert answer.status_code == 200
     deployment.process.send_signal(signal.SIGTERM)
     status, _ = await deployment.ended()
     assert status == ExitStatus.OK
