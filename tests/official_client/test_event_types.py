@@ -21,6 +21,7 @@ from sessions.duplex.events import (
 )
 from sessions.duplex.settings import DuplexSettings, patched
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
+from tests.official_client.environment import client_python
 
 VALIDATOR = Path(__file__).parent / "validate_events.py"
 
@@ -91,14 +92,18 @@ def frames() -> list[str]:
     return [frame for output in outputs for frame in shell.write(output)]
 
 
-def validate(python: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
+def validate(lines: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, VALIDATOR], input="\n".join(lines), capture_output=True, text=True, check=False
+        [client_python(), VALIDATOR],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def test_every_emitted_event_fits_the_types(client_python: Path) -> None:
-    result = validate(client_python, frames())
+def test_every_emitted_event_fits_the_types() -> None:
+    result = validate(frames())
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "", "")
 
 
@@ -108,10 +113,10 @@ def test_every_output_of_a_session_is_among_them() -> None:
     assert {type(output) for output in outputs} == set(duplex.ClientOutput.__args__)
 
 
-def test_the_check_finds_what_does_not_fit(client_python: Path) -> None:
+def test_the_check_finds_what_does_not_fit() -> None:
     (frame,) = [frame for frame in frames() if '"session.created"' in frame]
     event = json.loads(frame)
     event["session"]["audio"]["input"]["format"]["rate"] = 16_000
-    result = validate(client_python, [json.dumps(event)])
+    result = validate([json.dumps(event)])
     assert result.returncode == 1
     assert "session.created" in result.stdout

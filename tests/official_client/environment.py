@@ -1,15 +1,14 @@
+"""The environment of the official client, which `make setup-test` makes."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
 def client_python() -> Path:
-    """The Python of the official client's environment; `make test` makes it."""
+    """The Python that has the official client and nothing of ours."""
     python = ROOT / ".venv-client" / "bin" / "python"
     assert python.exists(), f"{python} is missing: run `make setup-test`"
     return python
