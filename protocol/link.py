@@ -78,16 +78,21 @@ class GatewayState(Enum):
 class GatewayEnd:
     """A gateway's end of the link to the worker at one endpoint, whichever it is.
 
+    Introductions are counted from `attempt`, which must be above that of any earlier end
+    of the same incarnation at the same endpoint.
+
     Counters: `malformed` frames that are none, `stale` frames of other links.
     """
 
-    def __init__(self, incarnation: str, settings: LinkSettings | None = None) -> None:
+    def __init__(
+        self, incarnation: str, settings: LinkSettings | None = None, *, attempt: int = 0
+    ) -> None:
         self.incarnation = incarnation
         self.state = GatewayState.DISCONNECTED
         self.malformed = 0
         self.stale = 0
         self._settings = settings or LinkSettings()
-        self._attempt = 0
+        self._attempt = attempt
         self._link: OpenLink | None = None
         self._introduce_ms: float | None = None
 

@@ -10,6 +10,7 @@ lost at once. A tcp connection may come back: there only silence tells.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -140,7 +141,7 @@ class WorkerLink(_Shell):
         self.endpoint = endpoint
         self.ready = False
         self.refusal: str | None = None
-        self._end = GatewayEnd(incarnation, settings)
+        self._end = GatewayEnd(incarnation, settings, attempt=time.monotonic_ns())
         super().__init__(self._end)
         self._on_report = on_report
         self._on_up = on_up

@@ -21,7 +21,8 @@ def configure_logging(process: str) -> None:
     """Log as `process` from now on, the standard library's loggers included.
 
     The environment chooses: ANTIPHON_LOG_FORMAT `json` or `text` (by default text on a
-    terminal, JSON elsewhere), ANTIPHON_LOG_LEVEL as in `logging` (default INFO).
+    terminal, JSON elsewhere), ANTIPHON_LOG_LEVEL as in `logging` (default INFO). Other
+    libraries are heard from WARNING on, or from a higher level.
     """
     text = os.environ.get(FORMAT_VARIABLE, "text" if sys.stderr.isatty() else "json") == "text"
     level = logging.getLevelNamesMapping().get(
@@ -54,7 +55,7 @@ def configure_logging(process: str) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(max(level, logging.WARNING))
 
 
 def _name_process(process: str) -> Processor:

@@ -174,6 +174,7 @@ async def test_no_child_outlives_a_killed_supervisor(deployment: Deployment) -> 
     pids = await deployment.pids(*CHILDREN)
     await deployment.ready()
     deployment.process.kill()
+    await deployment.process.wait()
     for pid in pids.values():
         await gone(pid)
     (left,) = deployment.runtime.glob("antiphon-*")
