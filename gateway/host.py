@@ -353,12 +353,8 @@ class GatewayHost:
         self._changed.set()
         if hosted.announced:
             self._metrics.session_closed(hosted.session.pipeline.name, reason)
-        else:
-            error = hosted.session.error
-            code = error.code if error is not None else reason.value
-            self._metrics.open_refused(code)
-            if not hosted.opened.done():
-                hosted.opened.set_exception(_refusal(hosted.session, reason))
+        elif not hosted.opened.done():
+            hosted.opened.set_exception(_refusal(hosted.session, reason))
         _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
 
     def _count_state(self, hosted: _Hosted) -> None:

@@ -64,6 +64,7 @@ class Binding:
         self._sequence = 0
         self._commands = 0
         self._awaited: str | None = None
+        self._configuring: deque[str] = deque()
         self._waiting: deque[Run | Feed] = deque()
 
     def bind(self) -> None:
@@ -83,7 +84,15 @@ class Binding:
         """The worker is gone. What waited for a worker goes on waiting."""
         self.worker = None
         self._awaited = None
+        self._configuring.clear()
         self.state = BindingState.UNBOUND
+
+    def refused_settings(self, answer: Answer) -> ErrorInfo | None:
+        """The worker answered `Configure`; the error, when it kept its old settings."""
+        if not self._configuring or answer.command != self._configuring[0]:
+            return None
+        self._configuring.popleft()
+        return answer.error
 
     def answered(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Open` or `Close`; the error, when it refused."""
@@ -107,9 +116,15 @@ class Binding:
         return self.state is BindingState.READY
 
     def configure(self) -> None:
-        """Send the settings as they are now; a stage that opens later gets them then."""
+        """Send the settings as they are now; a stage that opens later gets them then.
+
+        Raises CapacityExceeded when too many changes have not been answered yet.
+        """
         if self.ready:
-            self._send(Configure(self._fence(), self._command_id(), self._settings()))
+            if len(self._configuring) >= WAITING_COMMANDS:
+                raise CapacityExceeded("settings change faster than they can be applied")
+            self._configuring.append(self._command_id())
+            self._send(Configure(self._fence(), self._configuring[-1], self._settings()))
 
     def update(self, payload: Payload) -> bool:
         """Send stream input; False when there is no worker to take it."""
@@ -189,5 +204,6 @@ class Binding:
             self._sequence,
             self._commands,
             self._awaited,
+            tuple(self._configuring),
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
         )

@@ -227,6 +227,10 @@ class Session:
             if self.state is State.ACTIVE and binding.ready:
                 self._machine.report(event.stage, event.report, self._now_ms)
             return
+        if (refused := binding.refused_settings(event.report)) is not None:
+            if self.state is State.ACTIVE:
+                self._machine.settings_refused(event.stage, refused, self._now_ms)
+            return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)
         match self.state:

@@ -69,6 +69,7 @@ class Generation:
         self.first_audio_at_ms: float | None = None
         self.finish_reason: str | None = None
         self.timelines: dict[str, dict[str, float]] = {}
+        self.synthesis_ms: float | None = None
         self.spoken = "audio" in response.output_modalities
         self._item_id = item_id
         self._lead_ms = lead_ms

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from protocol.messages import Output, Report, StageEvent, TurnEnded
 from sessions.actions import TurnMeasured
@@ -130,12 +132,17 @@ class DuplexMachine:
 
     def _patch(self, patch: dict[str, Any]) -> None:
         context = self._context
-        before = self._input.stage_settings()
+        before = context.settings
+        stage_before = self._input.stage_settings()
         context.settings = patched(
-            context.settings, patch, voices=context.pipeline.voices, spoken=self._replies.spoken
+            before, patch, voices=context.pipeline.voices, spoken=self._replies.spoken
         )
-        if self._input.stage_settings() != before:
-            context.bindings[context.roles.hear].configure()
+        if self._input.stage_settings() != stage_before:
+            try:
+                context.bindings[context.roles.hear].configure()
+            except AntiphonError:
+                context.settings = before
+                raise
             self._input.reconfigured()
         self._settings_changed()
 
@@ -195,6 +202,26 @@ class DuplexMachine:
             case TurnEnded():
                 self._context.orchestrator.ended(stage, report, now_ms)
         self._pump()
+
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """The stage cannot do what was asked of it: back to how it hears by default.
+
+        The client, who was told that its settings hold, is told what holds instead.
+        """
+        context = self._context
+        context.now_ms = now_ms
+        default = initial(context.pipeline.instructions, context.pipeline.voice).audio.input
+        audio = msgspec.structs.replace(
+            context.settings.audio,
+            input=msgspec.structs.replace(
+                default, turn_detection=context.settings.audio.input.turn_detection
+            ),
+        )
+        context.settings = msgspec.structs.replace(context.settings, audio=audio)
+        field = f"audio.input.transcription.{error.field}" if error.field == "language" else None
+        context.emit(said.Refused(msgspec.structs.replace(error, field=field), None))
+        context.bindings[stage].configure()
+        self._settings_changed()
 
     def stage_lost(self, stage: str, now_ms: float) -> None:
         """The worker of `stage` is gone, with what it held of this session."""

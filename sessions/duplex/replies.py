@@ -302,6 +302,7 @@ class Replies:
             )
         generation.finish_reason = usage.get("finish_reason")
         generation.timelines = ended.timelines
+        generation.synthesis_ms = ended.usage.get(self._context.roles.speak, {}).get("synthesis_ms")
         generation.drained()
 
     def _complete(self, generation: Generation) -> None:
@@ -331,7 +332,7 @@ class Replies:
         del self._requests[generation.response.id]
         generation.finish(status, reason, error)
         context.orchestrator.forget(generation.lane)
-        context.measured(_measured(generation, context.roles.speak))
+        context.measured(_measured(generation))
         if self._answer_wanted and generation.lane == DEFAULT_LANE:
             self._answer_wanted = False
             self._begin_default()
@@ -346,14 +347,13 @@ class Replies:
         )
 
 
-def _measured(generation: Generation, speak: str) -> TurnMeasured:
+def _measured(generation: Generation) -> TurnMeasured:
     """The figures of a response that has ended."""
     response = generation.response
-    timeline = generation.timelines.get(speak, {})
     audio_ms = generation.playback.sent_ms
     rtf = None
-    if audio_ms and "busy" in timeline and response.status is ResponseStatus.COMPLETED:
-        rtf = timeline["busy"] / audio_ms
+    if audio_ms and generation.synthesis_ms is not None:
+        rtf = generation.synthesis_ms / audio_ms
     asked = generation.asked_at_ms
     first_text, first_audio = generation.first_text_at_ms, generation.first_audio_at_ms
     return TurnMeasured(

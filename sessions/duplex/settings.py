@@ -35,7 +35,7 @@ class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """Whether the client is told what the user said; None fields were not set."""
 
     model: str | None = None
-    language: str | None = None
+    language: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{2,3}(-[A-Za-z]{2,4})?$")] | None = None
 
 
 class PcmFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

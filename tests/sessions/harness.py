@@ -218,7 +218,8 @@ class Harness:
 
     def last_run(self, stage: str) -> Run:
         """The last turn started on `stage`."""
-        return self.sent(Run, stage)[-1]
+        run: Run = self.sent(Run, stage)[-1]
+        return run
 
     def clauses(self, turn: int) -> list[str]:
         """The clauses handed to the voice for `turn`."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Configure, Run, Signal, TurnStatus
+from protocol.errors import InvalidRequest
+from protocol.messages import Answer, Configure, Run, Signal, TurnStatus
 from protocol.payloads import PayloadType, read_conversation
+from sessions.actions import Reported
 from sessions.duplex.events import (
     FRONT,
     AppendAudio,
@@ -75,6 +77,10 @@ def manual() -> Harness:
         ({"audio": {"output": {"speed": 3.0}}}, "audio.output.speed"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"output_modalities": ["audio", "text"]}, "output_modalities"),
+        (
+            {"audio": {"input": {"transcription": {"language": "English"}}}},
+            "audio.input.transcription.language",
+        ),
         ({"instructions": 7}, "instructions"),
         ({"instructions": "x" * 20_000}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -283,3 +289,15 @@ def test_a_full_conversation_refuses_text_and_names_the_bound() -> None:
     harness.say(CreateItem(user("a", "x" * 60_000)))
     harness.say(CreateItem(user("b", "x" * 10_000)))
     assert harness.one(Refused).error.code == "conversation_full"
+
+
+def test_a_setting_that_the_stage_refuses_is_taken_back_and_told() -> None:
+    harness = Harness()
+    spoken = {"transcription": {"language": "xx"}}
+    harness.say(PatchSettings({"audio": {"input": spoken}}))
+    (configure,) = harness.sent(Configure, "listen")
+    error = InvalidRequest("no such language", field="language").info()
+    harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
+    assert harness.one(Refused).error.field == "audio.input.transcription.language"
+    assert harness.all(SettingsUpdated)[-1].settings.audio.input.transcription is None
+    assert harness.sent(Configure, "listen")[-1].settings["language"] is None

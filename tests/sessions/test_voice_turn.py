@@ -306,8 +306,9 @@ def test_latencies_count_from_the_end_of_the_users_turn() -> None:
     harness.done("think", turn)
     harness.later(50)
     harness.audio(turn, 0, 100)
-    harness.done("speak", turn)
+    harness.done("speak", turn, synthesis_ms=20.0)
     assert (harness.measured[0].ttft_ms, harness.measured[0].ttfp_ms) == (300, 350)
+    assert harness.measured[0].rtf == 0.2
 
 
 def test_a_user_who_speaks_on_is_answered_once_with_all_that_was_said() -> None:

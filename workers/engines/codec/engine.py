@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -132,12 +133,18 @@ class CodecSession(EngineSession):
                 speak = functools.partial(
                     self._speaker.speak, segment, spoken.rate_hz, spoken.speed, spoken.pause_ms
                 )
-                pcm = await self._engine.in_thread(speak)
+                pcm, took_ms = await self._engine.in_thread(functools.partial(_timed, speak))
+                spoken.synthesis_ms += took_ms
                 spoken.pause_ms = audio.PAUSES_MS[segment.mark] / spoken.speed
                 await spoken.emit(pcm, number, is_last=index == len(segments) - 1)
             if not segments:
                 await spoken.emit(b"", number, is_last=True)
-        return TurnResult({"audio_ms": spoken.samples * 1000 // spoken.rate_hz})
+        return TurnResult(
+            {
+                "audio_ms": spoken.samples * 1000 // spoken.rate_hz,
+                "synthesis_ms": spoken.synthesis_ms,
+            }
+        )
 
 
 @dataclass
@@ -149,6 +156,8 @@ class _SpokenTurn:
     speed: float
     pause_ms: float = 0.0
     samples: int = 0
+    synthesis_ms: float = 0.0
+    """Time that the voice's thread worked for this turn, waiting not counted."""
 
     async def emit(self, pcm: bytes, clause: int, *, is_last: bool) -> None:
         """Hand out `pcm` in pieces; `is_last` says that the clause ends with it."""
@@ -184,6 +193,13 @@ class Speaker:
         return audio.pcm16(
             audio.trimmed(samples, self.voice.rate_hz), self.voice.rate_hz, rate_hz, pause_ms
         )
+
+
+def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What `work` returns, and the ms that it took."""
+    started = time.monotonic()
+    result = work()
+    return result, (time.monotonic() - started) * 1000.0
 
 
 def _voice_file(name_or_path: str) -> Path:
