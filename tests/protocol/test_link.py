@@ -33,6 +33,7 @@ from protocol.link_frames import (
     Data,
     Heartbeat,
     Hello,
+    Introduce,
     Mark,
     Marks,
     Welcome,
@@ -291,6 +292,29 @@ def test_a_late_hello_of_a_lost_link_does_not_bring_it_back() -> None:
     assert worker.handle(Disconnected("g"), 1) == [Down("g", "the connection to the gateway ended")]
     worker.handle(hello, 2)
     assert worker.gateways == ()
+
+
+def test_late_frames_of_an_earlier_link_between_the_same_two_are_dropped() -> None:
+    network = linked_pair()
+    gateway, worker, now_ms = network.gateway, network.worker, network.now_ms
+    gateway.send(b"late")
+    worker.send("g1", b"late")
+    (to_worker,) = gateway.handle(Flush(), now_ms)
+    (to_gateway,) = worker.handle(Flush(), now_ms)
+    assert isinstance(to_worker, Transmit)
+    assert isinstance(to_gateway, Transmit)
+    network._at_worker(Disconnected("g1"))
+    network.run(1500)
+    assert gateway.peer == "w1.2"
+    gateway_before, worker_before = gateway.freeze(), worker.freeze()
+    assert gateway.handle(Received(to_gateway.data), network.now_ms) == []
+    answers = worker.handle(Received(to_worker.data, "g1"), network.now_ms)
+    assert [type(decode_frame(a.data)) for a in answers if isinstance(a, Transmit)] == [Introduce]
+    for answer in answers:
+        assert isinstance(answer, Transmit)
+        # The request to be introduced is about the earlier link too.
+        assert gateway.handle(Received(answer.data), network.now_ms) == []
+    assert (gateway.freeze(), worker.freeze()) == (gateway_before, worker_before)
 
 
 def test_a_frame_under_another_gateways_name_is_dropped() -> None:
