@@ -492,7 +492,7 @@ class GatewayHost:
                     worker=replica.name,
                     incarnation=replica.link.worker or "",
                     state=state,
-                    sessions=len(replica.sessions),
+                    sessions=status.sessions if status else 0,
                     waiting=status.waiting if status else 0,
                     progress=status.progress if status else 0,
                     resident_bytes=status.resident_bytes if status else 0,

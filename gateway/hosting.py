@@ -77,7 +77,7 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class WorkerSummary:
-    """A worker as operators see it."""
+    """A worker as operators see it; counts are its own, as of its last heartbeat."""
 
     stage: str
     worker: str

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.config_source import Location, Problem, Source, read_source
 from protocol.errors import ConfigError
@@ -74,7 +74,7 @@ class GatewayConfig(_Section):
 
 
 class StageConfig(BaseModel):
-    """One stage: which engine, how many workers, how many bytes it may hold on each device.
+    """One stage: which engine, and how many workers.
 
     Everything else in the section is an option of the engine, in `options`.
     """
@@ -83,7 +83,6 @@ class StageConfig(BaseModel):
 
     engine: Name
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    budget: dict[Name, Annotated[ByteSize, Field(gt=0)]] = {}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -122,14 +121,16 @@ class Modality(StrEnum):
 class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
-    `sessions` at once; `idle_s` without a verb, `max_age_s` in all and `grace_s`
-    without a client end a session; audio is sent at most `lead_ms` ahead of play-out.
+    `sessions` at once; `idle_s` without a verb and `max_age_s` in all end a session;
+    audio is sent at most `lead_ms` ahead of play-out. Workers keep what they hold of a
+    session for `grace_s` after its gateway has gone. With the directory in memory no other
+    gateway can take it over, so longer than 0 only delays that its place is free again.
     """
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
-    grace_s: Annotated[float, Field(ge=0)] = 30.0
+    grace_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
 
 

@@ -46,7 +46,7 @@ def check_stages(file: ConfigFile) -> None:
         except ConfigError as error:
             problems.append(file.source.problem((*location, "engine"), error.message))
         except pydantic.ValidationError as error:
-            known = ("engine", "replicas", "budget", *engine.Options.model_fields)
+            known = ("engine", "replicas", *engine.Options.model_fields)
             problems += file.source.problems_of(error, location, known)
     for name, pipeline in file.config.pipelines.items():
         for location, reason in _mismatches(("pipelines", name), pipeline, engines):

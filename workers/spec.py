@@ -8,7 +8,10 @@ import msgspec
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One worker: its name (stage and replica), its engine with options, where it listens."""
+    """One worker: its name (stage and replica), its engine with options, where it listens.
+
+    `grace_s` is how long it keeps the sessions of a gateway that has gone.
+    """
 
     name: str
     stage: str
@@ -16,6 +19,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     deployment: str
     options: dict[str, Any] = {}
+    grace_s: float = 0.0
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, omit_defaults=True):

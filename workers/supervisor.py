@@ -135,6 +135,11 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             endpoint=f"ipc://{directory}/{number}-{replica}.sock",
             deployment=deployment,
             options=section.options,
+            grace_s=max(
+                pipeline.limits.grace_s
+                for pipeline in config.pipelines.values()
+                if stage in pipeline.stages
+            ),
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)
@@ -160,7 +165,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a deployment until SIGTERM or SIGINT; returns the exit status."""
+    """Run a deployment until SIGTERM, SIGINT or SIGHUP; returns the exit status."""
     options = _parser().parse_args(arguments)
     configure_logging("supervisor")
     try:
@@ -185,6 +190,9 @@ async def _run(supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    # Under nohup a hang-up is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
     await supervisor.run(stop)
 
 

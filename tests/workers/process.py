@@ -42,9 +42,15 @@ R = TypeVar("R", bound=Report)
 class WorkerProcess:
     """`workers.runtime` as the supervisor starts it. Use as a context manager."""
 
-    def __init__(self, directory: Path, options: dict[str, Any], engine: str = SYNTHETIC) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        options: dict[str, Any],
+        engine: str = SYNTHETIC,
+        grace_s: float = 0.0,
+    ) -> None:
         self.endpoint = f"ipc://{directory}/worker.sock"
-        self.spec = WorkerSpec("think-0", "think", engine, self.endpoint, "test", options)
+        self.spec = WorkerSpec("think-0", "think", engine, self.endpoint, "test", options, grace_s)
 
     def __enter__(self) -> WorkerProcess:
         self._log = tempfile.TemporaryFile()

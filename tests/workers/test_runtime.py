@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -183,6 +184,25 @@ async def test_a_gateway_that_returns_finds_its_sessions_freed(pair: Pair) -> No
     assert lost.error.code == "session_state_lost"
     other.link.close()
     again.link.close()
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.5])
+async def test_sessions_of_a_gateway_that_has_gone_are_freed_after_their_grace(
+    directory: Path, grace_s: float
+) -> None:
+    with WorkerProcess(directory, {"sessions": 1}, grace_s=grace_s) as worker:
+        gone = await Gateway(worker.endpoint, "gateway-1").linked()
+        await gone.open()
+        stayed = await Gateway(worker.endpoint, "gateway-2").linked()
+        # Long before the time that a worker grants where nothing is configured.
+        async with asyncio.timeout(20):
+            while not (await stayed.statuses.get()).sessions:
+                pass
+            gone.link.close()
+            while (await stayed.statuses.get()).sessions:
+                pass
+        assert (await stayed.open("another")).error is None
+        stayed.link.close()
 
 
 async def test_a_turn_that_outruns_the_link_fails_and_the_link_stays(pair: Pair) -> None:

@@ -17,9 +17,11 @@ import httpx
 import pytest
 import yaml
 
+from protocol.config import load_config
 from protocol.exit_status import ExitStatus
 from workers.child import RestartPolicy
 from workers.runtime_directory import runtime_directory, sweep
+from workers.supervisor import worker_specs
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,6 +170,31 @@ async def test_a_killed_child_returns_and_touches_no_other(
         # The gateway that stayed meets the new worker at the old endpoint.
         await deployment.event(event="worker_up", worker=victim)
     assert all(alive(pid) for name, pid in pids.items() if name != victim)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_an_interrupt_or_a_hang_up_ends_it_in_order(
+    deployment: Deployment, number: signal.Signals
+) -> None:
+    pids = await deployment.pids(*CHILDREN)
+    await deployment.ready()
+    deployment.process.send_signal(number)
+    status, _ = await deployment.ended()
+    assert status == ExitStatus.OK
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_worker_keeps_sessions_for_the_longest_grace_of_its_pipelines(directory: Path) -> None:
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    config["pipelines"]["text"] = {"kind": "duplex", "outputs": {"text": "think"}}
+    graces = {}
+    for grace_s in (0, 5):
+        config["pipelines"]["text"]["limits"] = {"grace_s": grace_s}
+        path.write_text(yaml.safe_dump(config))
+        specs = worker_specs(load_config(path), directory)
+        graces[grace_s] = {spec.stage: spec.grace_s for spec in specs}
+    assert graces == {0: {"think": 0.0, "speak": 0.0}, 5: {"think": 5.0, "speak": 0.0}}
 
 
 async def test_no_child_outlives_a_killed_supervisor(deployment: Deployment) -> None:
