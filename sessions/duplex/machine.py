@@ -117,7 +117,7 @@ class DuplexMachine:
                 conversation.remove(verb.item_id)
                 context.emit(said.ItemDeleted(verb.item_id))
             case said.RetrieveItem():
-                item = conversation.get(verb.item_id, "item_retrieve_invalid_item_id")
+                item = conversation.get(verb.item_id, code="item_retrieve_invalid_item_id")
                 context.emit(said.ItemRetrieved(item))
             case said.TruncateItem():
                 self._truncate(verb)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.surfaces.realtime.outputs import ERROR_TYPES, events
 from gateway.surfaces.realtime.settings import (
@@ -57,16 +57,24 @@ class Farewell:
     error: ErrorInfo | None = None
 
 
-_FAREWELLS = {
-    "client": (1000, None),
-    "idle": (1000, "session_expired"),
-    "max_age": (1000, "session_expired"),
-    "drained": (1001, None),
-    "engine_lost": (1012, "engine_lost"),
-    "admission": (1013, "capacity_exceeded"),
-    "stalled": (1008, "session_stalled"),
-    "admin": (1008, "session_closed"),
+class _Ending(NamedTuple):
+    """The close code of a reason, and the error code that is told before it."""
+
+    close: int
+    code: str | None = None
+
+
+_ENDINGS = {
+    "client": _Ending(1000),
+    "idle": _Ending(1000, code="session_expired"),
+    "max_age": _Ending(1000, code="session_expired"),
+    "drained": _Ending(1001),
+    "engine_lost": _Ending(1012, code="engine_lost"),
+    "admission": _Ending(1013, code="capacity_exceeded"),
+    "stalled": _Ending(1008, code="session_stalled"),
+    "admin": _Ending(1008, code="session_closed"),
 }
+_FAULT = _Ending(1011, code="internal_error")
 
 
 def farewell(reason: str, error: ErrorInfo | None) -> Farewell:
@@ -74,11 +82,11 @@ def farewell(reason: str, error: ErrorInfo | None) -> Farewell:
 
     1012 and 1013 tell a client library to try again, 1000 and 1008 not to.
     """
-    code, error_code = _FAREWELLS.get(reason, (1011, "internal_error"))
-    if error is None and error_code is not None:
-        kind = ErrorKind.CLIENT if error_code == "session_expired" else ErrorKind.SERVER
-        error = ErrorInfo(error_code, kind, f"The session ended: {reason}.")
-    return Farewell(code, reason, error)
+    ending = _ENDINGS.get(reason, _FAULT)
+    if error is None and ending.code is not None:
+        kind = ErrorKind.CLIENT if ending.code == "session_expired" else ErrorKind.SERVER
+        error = ErrorInfo(ending.code, kind, f"The session ended: {reason}.")
+    return Farewell(ending.close, reason, error)
 
 
 class Translation:
