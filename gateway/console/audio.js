@@ -15,8 +15,8 @@ function context() {
 export function whyNoMicrophone() {
   if (!window.isSecureContext) {
     return (
-      "This browser gives no microphone to a page that is not secure. " +
-      "Open the page by https, or on the machine itself as http://localhost."
+      "This page is not secure, so the browser gives it neither microphone nor sound. " +
+      "Open it by https, or on the machine itself as http://localhost."
     );
   }
   if (!navigator.mediaDevices?.getUserMedia) return "This browser has no access to microphones.";
@@ -42,16 +42,29 @@ export class Microphone {
     this.context = null;
     this.node = null;
     this.muted = false;
+    this.starting = false; // the person is being asked, or recording is about to begin
   }
 
   get on() {
     return this.stream !== null;
   }
 
-  // Rejects with an Error whose message is for a person.
+  // Rejects with an Error whose message is for a person; nothing is left open then.
   async start() {
     const why = whyNoMicrophone();
     if (why !== null) throw new Error(why);
+    this.starting = true;
+    try {
+      await this.#open();
+    } catch (problem) {
+      this.stop();
+      throw problem;
+    } finally {
+      this.starting = false;
+    }
+  }
+
+  async #open() {
     let stream;
     try {
       stream = await navigator.mediaDevices.getUserMedia({
@@ -116,7 +129,13 @@ export class Speaker {
     this.droppedSamples = 0;
   }
 
+  // Whether what is given to `play` is played.
+  get ready() {
+    return this.node !== null;
+  }
+
   // Must be called from a click or a key the first time: browsers keep silent otherwise.
+  // Rejects with an Error whose message is for a person.
   async start() {
     this.starting ??= this.#build();
     await this.starting;
@@ -124,6 +143,9 @@ export class Speaker {
   }
 
   async #build() {
+    if (typeof AudioWorkletNode === "undefined") {
+      throw new Error(window.isSecureContext ? "This browser is too old to play sound." : whyNoMicrophone());
+    }
     this.context = context();
     await this.context.audioWorklet.addModule(new URL("playback-worklet.js", HERE));
     this.node = new AudioWorkletNode(this.context, "playback", {

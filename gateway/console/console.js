@@ -3,39 +3,27 @@
 import { Microphone, Speaker, whyNoMicrophone } from "./audio.js";
 import { EndOfSpeech, Turns } from "./latency.js";
 import { Realtime, decode, saveKey, savedKey } from "./realtime.js";
+import { listenForKeys } from "./shortcuts.js";
+import { state } from "./state.js";
 import * as view from "./view.js";
+import { inWords } from "./words.js";
 
 const MODEL = new URLSearchParams(location.search).get("model") ?? "voice";
 const SILENCE_AT_END_MS = 1200;
 const HARMLESS = new Set(["response_cancel_not_active", "item_retrieve_invalid_item_id"]);
+const TYPING_WORKS = "You can still type.";
 
-const state = {
-  connection: "not connected", // connecting, connected, disconnected
-  session: null,
-  microphone: "off", // on, muted, unavailable
-  userSpeaking: false,
-  thinking: false,
-  playing: false,
-  response: null, // id of the response that is running
-  dropped: null, // id of the response whose audio is no longer wanted
-  interruptions: 0,
-  lastTruncation: null, // {item_id, audio_end_ms}
-  notice: null,
-  complaint: null, // what the server said of the last thing it refused
-  inputLevel: 0,
-  wantsMicrophone: false,
-  createWhenFree: false,
-  unsent: null, // what was typed before there was a connection
-};
 const turns = new Turns();
 const endOfSpeech = new EndOfSpeech();
 const lines = new Map(); // item id -> line of the transcript
+const spoken = new Set(); // responses whose sound has come and is still being played
 const parts = new Map(); // playback key -> {item_id, content_index, response_id}
 
 const speaker = new Speaker({
   onHeard(key, at) {
     const part = parts.get(key);
-    if (part) turns.mark(part.response_id, "heard", at);
+    if (part) turns.heard(part.response_id, at);
+    settle("sound");
     refresh();
   },
   onPlayed(key, samples, waiting) {
@@ -43,6 +31,7 @@ const speaker = new Speaker({
   },
   onEmpty() {
     state.playing = false;
+    for (const response of spoken) sayIfUnheard(response);
     refresh();
   },
 });
@@ -56,7 +45,8 @@ const microphone = new Microphone({
   },
   onEnd(words) {
     state.microphone = "off";
-    notify(words);
+    state.inputLevel = 0;
+    notify(words, "microphone");
   },
 });
 
@@ -70,7 +60,13 @@ const realtime = new Realtime({
     state.connection = "disconnected";
     view.showKeyForm(needsKey);
     // Before a session there was only one thing to be said: why there is none.
-    notify(!needsKey && state.session === null && state.complaint ? state.complaint : words);
+    if (!needsKey && state.session === null && state.complaint) {
+      notify(`There is no session: ${state.complaint}.`, "connection");
+    } else if (state.session !== null) {
+      notify(`${words} Reconnect for a new session; it will not know this conversation.`, "connection");
+    } else {
+      notify(words, "connection");
+    }
   },
 });
 
@@ -78,19 +74,9 @@ const handlers = {
   "session.created"({ session }) {
     state.session = session.id;
     state.connection = "connected";
-    realtime.send({
-      type: "session.update",
-      session: {
-        type: "realtime",
-        output_modalities: ["audio"],
-        audio: {
-          input: {
-            transcription: { language: "en" },
-            turn_detection: { type: "server_vad", create_response: true, interrupt_response: true },
-          },
-        },
-      },
-    });
+    state.defaultInstructions = session.instructions ?? "";
+    view.showDefaultInstructions(state.defaultInstructions);
+    realtime.configure(wantedInstructions());
     if (state.wantsMicrophone) startMicrophone();
     if (state.unsent !== null) sendText(state.unsent);
     state.unsent = null;
@@ -126,6 +112,7 @@ const handlers = {
     state.response = response.id;
     state.thinking = true;
     turns.begin(response.id);
+    settle("answer", "sound", "server");
   },
   "response.output_audio_transcript.delta": text,
   "response.output_text.delta": text,
@@ -133,6 +120,7 @@ const handlers = {
     turns.mark(event.response_id, "ttfp", performance.now());
     if (event.response_id === state.dropped) return;
     state.thinking = false;
+    if (!speaker.ready) return;
     state.playing = true;
     const key = `${event.item_id} ${event.content_index}`;
     const { item_id, content_index, response_id } = event;
@@ -145,15 +133,25 @@ const handlers = {
   "conversation.item.retrieved"({ item }) {
     const heard = (item.content ?? []).map((part) => part.transcript ?? part.text ?? "").join("");
     lines.get(item.id)?.set(heard.trim() || "(nothing of it was heard)", !heard.trim());
+    lines.get(item.id)?.growing(false);
   },
   "response.done"({ response }) {
-    const reason = response.status_details?.reason;
-    turns.finish(response.id, { turn_detected: "interrupted", client_cancelled: "stopped" }[reason] ?? response.status);
+    const ended = { turn_detected: "interrupted", client_cancelled: "stopped" };
+    turns.finish(response.id, ended[response.status_details?.reason] ?? response.status);
     if (state.response === response.id) state.response = null;
     state.thinking = false;
+    const said = (response.output ?? []).map((item) => lines.get(item.id)).filter(Boolean);
+    for (const own of said) own.growing(false);
     if (response.status === "failed") {
       const error = response.status_details?.error;
-      notify(`The answer failed: ${error?.message ?? error?.code ?? "no reason was given"}`);
+      const reason = error?.message ?? error?.code ?? "no reason was given";
+      notify(`The answer failed: ${reason}. You can ask again.`, "answer");
+      for (const own of said) own.mark("failed");
+    } else if (response.status === "incomplete") {
+      for (const own of said) own.mark("cut off: it grew too long");
+    } else if (response.status === "completed" && speaker.ready) {
+      spoken.add(response.id);
+      if (!state.playing) sayIfUnheard(response.id);
     }
     if (state.createWhenFree) {
       state.createWhenFree = false;
@@ -161,15 +159,24 @@ const handlers = {
     }
   },
   error({ error }) {
-    state.complaint = error.message ?? error.code;
-    if (!HARMLESS.has(error.code)) notify(`The server says: ${error.message ?? error.code}`);
+    state.complaint = (error.message ?? error.code).replace(/\.$/, "");
+    if (!HARMLESS.has(error.code)) notify(`The server says: ${state.complaint}.`, "server");
   },
 };
 
 function text({ response_id, item_id, delta }) {
   if (!delta) return;
   turns.mark(response_id, "ttft", performance.now());
-  line(item_id, "answer").add(delta);
+  if (response_id === state.dropped) return;
+  const own = line(item_id, "answer");
+  own.growing(true);
+  own.add(delta);
+}
+
+// Completed, all of it played, and nobody can have heard a thing.
+function sayIfUnheard(response) {
+  spoken.delete(response);
+  if (turns.of(response)?.audible === false) notify("The answer made no sound.", "sound");
 }
 
 function line(item, who) {
@@ -177,10 +184,20 @@ function line(item, who) {
   return lines.get(item);
 }
 
-function notify(words) {
+function notify(words, about = null) {
   state.notice = words;
+  state.noticeAbout = about;
   view.showNotice(words);
   refresh();
+}
+
+// What was said about this is no longer so.
+function settle(...about) {
+  if (about.includes(state.noticeAbout)) notify(null);
+}
+
+function wantedInstructions() {
+  return view.elements.instructions.value.trim() || state.defaultInstructions;
 }
 
 // The user has the floor: what is playing stops, and the server is told what was heard.
@@ -192,6 +209,7 @@ async function stopPlayback() {
   const { item: key, played, waiting } = await speaker.flush();
   const part = parts.get(key);
   parts.clear();
+  spoken.clear();
   if (!part || !(waiting || part.response_id === running)) return;
   const audio_end_ms = Math.floor(played / 24);
   state.interruptions += 1;
@@ -202,6 +220,7 @@ async function stopPlayback() {
 }
 
 async function interrupt() {
+  if (!answering()) return;
   if (state.response !== null) realtime.send({ type: "response.cancel", response_id: state.response });
   await stopPlayback();
 }
@@ -214,12 +233,13 @@ async function connect() {
   }
   lines.clear();
   parts.clear();
+  spoken.clear();
   Object.assign(state, { connection: "connecting", session: null, response: null, dropped: null, complaint: null });
   refresh();
   try {
     await speaker.start();
   } catch (problem) {
-    notify(`This browser cannot play sound: ${problem.message}`);
+    notify(problem.message, "connection");
   }
   // The person may have hung up while the browser got its sound ready.
   if (state.connection === "connecting") realtime.connect(MODEL);
@@ -244,20 +264,24 @@ async function hangUp() {
 
 async function startMicrophone() {
   state.wantsMicrophone = false;
+  if (microphone.starting) return;
+  state.microphone = "asking";
+  refresh();
   try {
     await microphone.start();
   } catch (problem) {
-    microphone.stop();
     state.microphone = "unavailable";
-    notify(problem.message);
+    notify(`${problem.message} ${TYPING_WORKS}`, "microphone");
     return;
   }
   if (state.connection !== "connected") {
     microphone.stop();
-    return;
+    state.microphone = "off";
+  } else {
+    state.microphone = microphone.muted ? "muted" : "on";
+    settle("microphone");
   }
-  state.microphone = microphone.muted ? "muted" : "on";
-  notify(null);
+  refresh();
 }
 
 function stopMicrophone() {
@@ -277,7 +301,7 @@ async function toggleTalk() {
   const why = whyNoMicrophone();
   if (why !== null) {
     state.microphone = "unavailable";
-    notify(why);
+    notify(`${why} ${TYPING_WORKS}`, "microphone");
     return;
   }
   if (state.connection === "connected") {
@@ -312,7 +336,7 @@ async function sendText(words) {
     if (state.connection !== "connecting") await connect();
     return;
   }
-  if (state.response !== null || state.playing) {
+  if (answering()) {
     state.createWhenFree = state.response !== null;
     await interrupt();
   }
@@ -324,29 +348,21 @@ async function sendText(words) {
   if (!state.createWhenFree) realtime.send({ type: "response.create" });
 }
 
-function inWords() {
-  if (state.connection === "connecting") return ["connecting", "Connecting …"];
-  if (state.connection === "disconnected") return ["disconnected", "Disconnected"];
-  if (state.connection === "not connected") return ["idle", "Not connected"];
-  if (state.userSpeaking) return ["hearing", "You are speaking"];
-  if (state.playing) return ["answering", "Answering"];
-  if (state.thinking) return ["thinking", "Thinking …"];
-  if (state.microphone === "muted") return ["muted", "Connected, microphone muted"];
-  if (state.microphone === "on") return ["listening", "Listening"];
-  return ["connected", "Connected"];
-}
-
 function refresh() {
-  view.showState(...inWords());
+  view.showState(...inWords(state));
   view.showControls({
     connected: state.connection === "connected",
     connecting: state.connection === "connecting",
     reconnect: state.connection === "disconnected",
     microphone: microphone.on,
     muted: state.microphone === "muted",
-    answering: state.response !== null || state.playing,
+    answering: answering(),
   });
   view.showTurns(turns.list);
+}
+
+function answering() {
+  return state.response !== null || state.playing;
 }
 
 function meter() {
@@ -371,27 +387,17 @@ view.elements.keyForm.addEventListener("submit", (event) => {
   view.elements.key.value = "";
   connect();
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
-    interrupt();
-    return;
-  }
-  if (event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest("input, textarea, button, a, summary")) return;
-  if (event.key === " ") {
-    event.preventDefault();
-    toggleTalk();
-  } else if (event.key === "m") {
-    toggleMute();
-  }
+view.elements.instructions.addEventListener("change", () => {
+  realtime.instruct(wantedInstructions());
 });
+listenForKeys(() => view.elements.shortcuts.checked, { talk: toggleTalk, mute: toggleMute, interrupt });
 window.addEventListener("pagehide", () => realtime.close());
 
 window.antiphon = {
   // RMS (0..1) of the last 2048 samples at the page's output node.
   outputEnergy: () => speaker.energy(),
   get state() {
-    const [name, words] = inWords();
+    const [name, words] = inWords(state);
     return { ...state, name, words, turns: turns.list.map((turn) => ({ ...turn })), key: savedKey() !== "" };
   },
 };
@@ -399,7 +405,7 @@ window.antiphon = {
 const why = whyNoMicrophone();
 if (why !== null) {
   state.microphone = "unavailable";
-  notify(`${why} You can still type.`);
+  notify(`${why} ${TYPING_WORKS}`, "microphone");
 }
 refresh();
 meter();

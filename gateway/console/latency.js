@@ -39,6 +39,7 @@ export class Turns {
       ttft: null,
       ttfp: null,
       heard: null,
+      audible: false,
       status: "in progress",
     };
     this.end = null;
@@ -48,6 +49,13 @@ export class Turns {
 
   of(response) {
     return this.list.find((turn) => turn.response === response);
+  }
+
+  // The first sound of a response has left the page.
+  heard(response, now) {
+    const turn = this.of(response);
+    if (turn) turn.audible = true;
+    this.mark(response, "heard", now);
   }
 
   // The first time that `figure` (ttft, ttfp or heard) happens to a response.

@@ -58,6 +58,21 @@ export class Realtime {
     if (this.open) this.socket.send(JSON.stringify(event));
   }
 
+  // What this page wants of a session.
+  configure(instructions) {
+    const turn_detection = { type: "server_vad", create_response: true, interrupt_response: true };
+    const input = { transcription: { language: "en" }, turn_detection };
+    this.#update({ output_modalities: ["audio"], instructions, audio: { input } });
+  }
+
+  instruct(instructions) {
+    this.#update({ instructions });
+  }
+
+  #update(settings) {
+    this.send({ type: "session.update", session: { type: "realtime", ...settings } });
+  }
+
   append(pcm) {
     this.send({ type: "input_audio_buffer.append", audio: encode(pcm) });
   }
@@ -88,16 +103,17 @@ function ended(code, reason) {
 
 // A browser does not say why a WebSocket was refused, so ask in another way.
 async function refused(key) {
-  let healthy = false;
+  let models;
   try {
-    healthy = (await fetch("/healthz", { cache: "no-store" })).ok;
+    const headers = key ? { authorization: `Bearer ${key}` } : {};
+    models = await fetch("/v1/models", { cache: "no-store", headers });
   } catch {
     return { words: "The server does not answer.", needsKey: false };
   }
-  if (!healthy) return { words: "The server is not healthy.", needsKey: false };
-  return key
-    ? { words: "The server refused the connection. Is the key right?", needsKey: true }
-    : { words: "The server refused the connection. It may need a key, or be full.", needsKey: true };
+  if (models.status === 401) {
+    return { words: key ? "This key is not accepted." : "This gateway needs a key.", needsKey: true };
+  }
+  return { words: "The server refused the connection. It may be starting; try again.", needsKey: false };
 }
 
 function encode(buffer) {

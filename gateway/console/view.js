@@ -3,6 +3,7 @@
 const $ = (id) => document.getElementById(id);
 
 const METER_FLOOR_DB = -54;
+const NEAR_END_PX = 60;
 
 export const elements = {
   connect: $("connect"),
@@ -13,11 +14,16 @@ export const elements = {
   messageForm: $("message-form"),
   keyForm: $("key-form"),
   key: $("key"),
+  instructions: $("instructions"),
+  shortcuts: $("shortcuts"),
 };
 
-export function showState(name, words) {
+// `announced` is what a screen reader is told. It changes less often than what is seen, so
+// that it does not talk into the conversation.
+export function showState(name, words, announced) {
   document.body.dataset.state = name;
-  $("state").textContent = words;
+  setText($("state"), words);
+  setText($("announcement"), announced);
 }
 
 export function showNotice(words) {
@@ -26,24 +32,31 @@ export function showNotice(words) {
 }
 
 export function showKeyForm(shown) {
+  const hadFocus = elements.keyForm.contains(document.activeElement);
   elements.keyForm.hidden = !shown;
   if (shown) elements.key.focus();
+  else if (hadFocus) elements.talk.focus();
 }
 
 export function showControls({ connected, connecting, reconnect, microphone, muted, answering }) {
-  elements.connect.textContent = connected || connecting ? "Disconnect" : reconnect ? "Reconnect" : "Connect";
+  setText(elements.connect, connected || connecting ? "Disconnect" : reconnect ? "Reconnect" : "Connect");
   elements.connect.classList.toggle("prominent", reconnect);
-  elements.talk.textContent = microphone ? "Stop talking" : "Talk";
+  setText(elements.talk.querySelector("span"), microphone ? "Stop talking" : "Talk");
   elements.talk.setAttribute("aria-pressed", String(microphone));
-  elements.mute.disabled = !microphone;
+  // Not `disabled`: that would take the focus away from whoever has just pressed the button.
+  elements.mute.setAttribute("aria-disabled", String(!microphone));
   elements.mute.setAttribute("aria-pressed", String(muted));
-  elements.mute.textContent = muted ? "Unmute" : "Mute";
-  elements.interrupt.disabled = !answering;
+  setText(elements.mute, muted ? "Unmute" : "Mute");
+  elements.interrupt.setAttribute("aria-disabled", String(!answering));
+}
+
+export function showDefaultInstructions(words) {
+  elements.instructions.placeholder = words;
 }
 
 // One line of the transcript; returns the functions that change it.
 export function addLine(who) {
-  const log = $("transcript");
+  const scroll = $("scroll");
   $("empty").hidden = true;
   const line = document.createElement("li");
   line.className = who;
@@ -55,48 +68,59 @@ export function addLine(who) {
   mark.className = "mark";
   line.append(name, text, mark);
   if (who === "note") name.remove();
-  log.append(line);
-  const follow = () => line.scrollIntoView({ block: "nearest" });
-  follow();
+  // Whoever has scrolled up to read is left there.
+  const changing = (change) => {
+    const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR_END_PX;
+    change();
+    if (atEnd) scroll.scrollTop = scroll.scrollHeight;
+  };
+  changing(() => $("transcript").append(line));
   return {
     get text() {
       return text.textContent;
     },
     set(words, pending = false) {
-      text.textContent = words;
-      text.classList.toggle("pending", pending);
-      follow();
+      changing(() => {
+        text.textContent = words;
+        text.classList.toggle("pending", pending);
+      });
     },
     add(words) {
-      text.classList.remove("pending");
-      text.textContent += words;
-      follow();
+      changing(() => {
+        text.classList.remove("pending");
+        text.textContent += words;
+      });
     },
     mark(words) {
-      mark.textContent = words;
-      follow();
+      changing(() => {
+        mark.textContent = words;
+      });
     },
-    remove() {
-      line.remove();
+    // While a line grows, a screen reader waits for the end of it.
+    growing(grows) {
+      if (grows) line.setAttribute("aria-busy", "true");
+      else line.removeAttribute("aria-busy");
     },
   };
 }
 
-export function clearTranscript() {
-  $("transcript").replaceChildren();
-}
-
 export function showLevels(input, output) {
-  setMeter($("level-in"), input);
-  setMeter($("level-out"), output);
+  setLevel($("level-in"), input);
+  setLevel($("level-out"), output);
 }
 
-function setMeter(meter, rms) {
+function setLevel(bar, rms) {
   const decibels = 20 * Math.log10(Math.max(rms, 1e-5));
-  meter.value = Math.max(0, Math.min(1, 1 - decibels / METER_FLOOR_DB));
+  const level = Math.max(0, Math.min(1, 1 - decibels / METER_FLOOR_DB));
+  bar.style.setProperty("--level", level.toFixed(3));
 }
+
+let shownTurns = "";
 
 export function showTurns(turns) {
+  const now = JSON.stringify(turns);
+  if (now === shownTurns) return;
+  shownTurns = now;
   $("no-turns").hidden = turns.length > 0;
   $("turns").hidden = turns.length === 0;
   const rows = [...turns].reverse().map((turn) => {
@@ -111,4 +135,9 @@ export function showTurns(turns) {
     return row;
   });
   $("turn-rows").replaceChildren(...rows);
+}
+
+// Leaves the node alone when nothing changed, so that nothing is announced twice.
+function setText(element, words) {
+  if (element.textContent !== words) element.textContent = words;
 }

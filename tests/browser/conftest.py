@@ -101,7 +101,11 @@ def open_page(playwright: Playwright) -> Iterator[OpenPage]:
         for browser in browsers:
             browser.close()
     # What the browser says by itself of refused sockets and pages that are not secure.
-    usual = ("WebSocket connection to", "Cross-Origin-Opener-Policy header has been ignored")
+    usual = (
+        "WebSocket connection to",
+        "the server responded with a status of 401",
+        "Cross-Origin-Opener-Policy header has been ignored",
+    )
     unexpected = [words for words in problems if not any(part in words for part in usual)]
     assert unexpected == []
 

@@ -259,12 +259,12 @@ def test_the_page_fits(
     page.screenshot(path=tmp_path / f"empty-{width}.png")
     page.get_by_role("button", name="Connect").click()
     wait_for(page, "window.antiphon.state.connection === 'connected'")
-    for words in ("What is the weather like in Paris?", "And tomorrow?"):
+    for turn, words in enumerate(("What is the weather like in Paris?", "And tomorrow?")):
         page.get_by_label("Type instead of talking").fill(words)
         page.keyboard.press("Enter")
-        wait_for(page, f"window.antiphon.outputEnergy() > {LOUD}")
-        if words.startswith("What"):
-            wait_for(page, "!window.antiphon.state.playing && !window.antiphon.state.response")
+        wait_for(page, f"window.antiphon.state.turns[{turn}]?.audible")
+        if turn == 0:
+            wait_for(page, "window.antiphon.state.name === 'connected'")
     page.screenshot(path=tmp_path / f"answering-{width}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for name in ("Disconnect", "Talk", "Interrupt", "Send"):

@@ -341,7 +341,17 @@ def realtime_routes(script: Script) -> list[BaseRoute]:
     async def health(request: Any) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    return [WebSocketRoute("/v1/realtime", realtime), Route("/healthz", health)]
+    async def models(request: Any) -> JSONResponse:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if script.key not in (None, key):
+            return JSONResponse({"error": {"code": "invalid_api_key"}}, status_code=401)
+        return JSONResponse({"object": "list", "data": []})
+
+    return [
+        WebSocketRoute("/v1/realtime", realtime),
+        Route("/healthz", health),
+        Route("/v1/models", models),
+    ]
 
 
 @contextmanager
