@@ -1,7 +1,7 @@
-"""The directory of a deployment's sockets: private, and gone when the deployment is.
+"""A directory for the sockets of a process: private, and gone when the process is.
 
-A supervisor that was killed cannot remove its directory; the next one on this machine
-does, which it may because a lock that the dead one held is free.
+A process that was killed cannot remove its directory; the next one on this machine that
+needs one does, which it may because a lock that the dead one held is free.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PREFIX = "antiphon-"
 _LOCK = "lock"
+_LONGEST_PARENT = 64
+"""In bytes: a Unix socket's path has at most 107, and what is made here takes up to 40."""
 
 
 @contextmanager
@@ -27,6 +29,8 @@ def runtime_directory() -> Iterator[Path]:
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if not os.access(parent, os.W_OK | os.X_OK):
         parent = Path(tempfile.gettempdir())
+    if len(os.fsencode(parent)) > _LONGEST_PARENT:
+        parent = Path("/tmp")
     sweep(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     # Only a locked file gets the name that a sweep looks for.
@@ -41,16 +45,16 @@ def runtime_directory() -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove what dead supervisors of this user left in `parent`; returns what was removed."""
+    """Remove what dead processes of this user left in `parent`; returns what was removed."""
     removed: list[Path] = []
     for directory in parent.glob(f"{_PREFIX}*"):
-        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
-            continue
         try:
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                continue
             with (directory / _LOCK).open("r") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # Not a supervisor's directory, or its supervisor lives.
+            # Not such a directory, or its process lives, or another swept it first.
             continue
         shutil.rmtree(directory, ignore_errors=True)
         removed.append(directory)

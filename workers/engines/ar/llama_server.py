@@ -13,9 +13,8 @@ import gc
 import mmap
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import httpx
 
 from protocol.errors import EngineFailed, InvalidRequest, ModelFileError
 from workers.engines.ar.tokens import Token, align
+from workers.runtime_directory import runtime_directory
 
 # Threads that spin while they wait for each other slow llama.cpp down a hundredfold as
 # soon as another process wants a core. OpenMP reads this once, when it is loaded.
@@ -31,7 +31,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import xllamacpp
 
 _BATCH_TOKENS = 256
-_SOCKET_PATH_BYTES = 100
 _METADATA_BYTES = 64 << 20
 
 
@@ -43,15 +42,15 @@ class LlamaServer:
 
         Raises ModelFileError when llama.cpp cannot load the file.
         """
-        self._folder = _private_folder()
+        self._folder = ExitStack()
         self._key = secrets.token_hex(32)
-        self.socket_path = Path(self._folder) / "llama.sock"
+        self.socket_path = self._folder.enter_context(runtime_directory()) / "llama.sock"
         try:
             self._server: Any = xllamacpp.Server(
                 self._parameters(path, slots, context_tokens, threads)
             )
         except (RuntimeError, ValueError) as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             raise ModelFileError(f"llama.cpp cannot load {path}: {error}") from error
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(self.socket_path)),
@@ -151,21 +150,13 @@ class LlamaServer:
         # The library stops its threads when its object is collected.
         self._server = None
         gc.collect()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 def has_chat_template(path: Path) -> bool:
     """Whether a GGUF file brings a chat template (its metadata lies at the front)."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(b"tokenizer.chat_template", 0, min(len(data), _METADATA_BYTES)) >= 0
-
-
-def _private_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="antiphon-llama-")
-    if len(os.fsencode(folder)) > _SOCKET_PATH_BYTES - len("/llama.sock"):
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="antiphon-llama-", dir="/tmp")
-    return folder
 
 
 def _piece_bytes(piece: str | list[int]) -> bytes:
