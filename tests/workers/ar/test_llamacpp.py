@@ -77,40 +77,40 @@ async def test_two_sessions_alternate_and_read_only_what_is_new(
     engine: ArEngine, opened: Callable[[], EngineSession]
 ) -> None:
     talks = [Conversation(opened()), Conversation(opened())]
-    names = ("Anna", "Peter")
+    words = ("tiger", "river")
     topics = "grass snow fish cows winter Italy Japan music bread rain".split()
     for turn in range(12):
-        for talk, name in zip(talks, names, strict=True):
-            if turn == 0:
-                text = f"My name is {name}."
+        for talk, word in zip(talks, words, strict=True):
+            if turn == 10:
+                text = f"The code word is {word}."
             elif turn == 11:
-                text = "What is my name?"
+                text = "What is the code word?"
             else:
-                text = f"Do you like {topics[turn - 1]}?"
+                text = f"Do you like {topics[turn]}?"
             reply = await talk.say(text)
             new = len(await backend_of(engine).server.tokenize(text, special=False))
             if turn > 0:
                 assert reply.prefill_tokens <= new + 16, (turn, reply)
-    for talk, name, other in zip(talks, names, reversed(names), strict=True):
+    for talk, word, other in zip(talks, words, reversed(words), strict=True):
         said = " ".join(m.text for m in talk.messages if m.role == "assistant")
-        assert name in talk.messages[-1].text
+        assert word in talk.messages[-1].text
         assert other not in said
 
 
 async def test_two_sessions_at_once_never_mix_their_words(
     engine: ArEngine, opened: Callable[[], EngineSession]
 ) -> None:
-    async def talk(city: str) -> str:
+    async def talk(word: str) -> str:
         conversation = Conversation(opened())
-        await conversation.say(f"I live in {city}.")
-        reply = await conversation.say("Where do I live?")
+        await conversation.say(f"The code word is {word}.")
+        reply = await conversation.say("What is the code word?")
         return reply.text
 
-    london, tokyo = await asyncio.gather(talk("London"), talk("Tokyo"))
-    assert "London" in london
-    assert "Tokyo" in tokyo
-    assert "Tokyo" not in london
-    assert "London" not in tokyo
+    tiger, river = await asyncio.gather(talk("tiger"), talk("river"))
+    assert "tiger" in tiger
+    assert "river" in river
+    assert "river" not in tiger
+    assert "tiger" not in river
 
 
 async def test_text_comes_piece_by_piece_and_a_number_of_sentences_is_kept(
@@ -130,7 +130,7 @@ async def test_an_interrupted_reply_leaves_its_beginning_and_the_conversation(
     engine: ArEngine, opened: Callable[[], EngineSession]
 ) -> None:
     conversation = Conversation(opened())
-    await conversation.say("My name is Anna.")
+    await conversation.say("The code word is tiger.")
     conversation.messages.append(STORY)
     broken_off = await ask_and_interrupt(
         conversation.session, conversation.messages, after_pieces=12, instructions=LONG
@@ -138,8 +138,8 @@ async def test_an_interrupted_reply_leaves_its_beginning_and_the_conversation(
     assert len(broken_off.pieces) == 12
     heard = " ".join(broken_off.text.split()[:6])
     conversation.messages.append(Message("assistant", heard))
-    reply = await conversation.say("What is my name?")
-    assert "Anna" in reply.text
+    reply = await conversation.say("What is the code word?")
+    assert "tiger" in reply.text
     # The instructions changed back, so all but the head had to be read.
     assert reply.usage["cached_tokens"] > 100
 
@@ -159,7 +159,7 @@ async def test_a_turn_may_be_cancelled_at_any_point(
     engine: ArEngine, opened: Callable[[], EngineSession]
 ) -> None:
     conversation = Conversation(opened())
-    await conversation.say("My name is Anna.")
+    await conversation.say("The code word is tiger.")
     story = [*conversation.messages, STORY]
     for steps in range(0, 40, 3):
         task = asyncio.ensure_future(ask(conversation.session, story, instructions=LONG))
@@ -168,8 +168,8 @@ async def test_a_turn_may_be_cancelled_at_any_point(
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-    reply = await conversation.say("What is my name?")
-    assert "Anna" in reply.text
+    reply = await conversation.say("What is the code word?")
+    assert "tiger" in reply.text
     assert reply.usage["cached_tokens"] > 100
 
 
@@ -212,7 +212,7 @@ async def test_a_turn_in_another_lane_leaves_the_prefix_alone(
     engine: ArEngine, opened: Callable[[], EngineSession]
 ) -> None:
     conversation = Conversation(opened())
-    await conversation.say("My name is Anna.")
+    await conversation.say("The code word is tiger.")
     aside, reply = await asyncio.gather(
         ask(conversation.session, [Message("user", "Do fish sleep?")], lane="aside"),
         conversation.say("Do you like cats?"),

@@ -1,9 +1,9 @@
 """How a conversation becomes the text that a base model continues.
 
 A base model follows examples, not orders: the head shows it what an assistant's
-answers look like, the session's instructions follow, then the conversation. The
-examples come first because they are the same for every session, so a slot that
-has read them once never reads them again.
+answers look like, and that they use what the user has said. The session's
+instructions follow, then the conversation. The examples come first because they are
+the same for every session: a slot that has read them once never reads them again.
 
 Everything is one line a message. What a user says cannot start a new line, and the
 words that mark a speaker lose their colon, so no text can pose as another speaker.
@@ -31,11 +31,20 @@ Assistant: A spider has eight legs.
 User: What do we use an umbrella for?
 Assistant: We use an umbrella to keep dry in the rain.
 
+User: What is the tallest animal?
+Assistant: The tallest animal is the giraffe.
+
+User: Which month comes after March?
+Assistant: April comes after March.
+
 User: Who wrote Romeo and Juliet?
 Assistant: William Shakespeare wrote Romeo and Juliet.
 
-User: I had a long walk this morning.
-Assistant: That sounds lovely! Where did you go?
+User: My favourite fruit is the apple.
+Assistant: Apples are very tasty!
+
+User: What is my favourite fruit?
+Assistant: Your favourite fruit is the apple.
 
 """
 
