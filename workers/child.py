@@ -53,7 +53,8 @@ class Child:
     """A process `python -m MODULE ARGUMENTS`, kept alive until `stop`.
 
     It gets `--ready-fd N` and, where there is a `spec`, `--spec-fd N` with the spec in
-    it; `on_line(line)` is called with the line that it writes to the former.
+    it; `on_line(line)` is called with the line that it writes to the former. A change of
+    `arguments` counts from its next start on.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Child:
         self.name = name
         self.started = False
         self._module = module
-        self._arguments = arguments
+        self.arguments = arguments
         self._spec = spec
         self._policy = policy or RestartPolicy()
         self._on_line = on_line
@@ -132,7 +133,7 @@ class Child:
         ready_read, ready_write = os.pipe()
         spec_read = self._spec_pipe()
         inherited = [lifeline, ready_write, *([spec_read] if spec_read is not None else [])]
-        arguments = [*self._arguments, "--ready-fd", str(ready_write)]
+        arguments = [*self.arguments, "--ready-fd", str(ready_write)]
         if spec_read is not None:
             arguments += ["--spec-fd", str(spec_read)]
         flags = ["-P"] if sys.flags.safe_path else []

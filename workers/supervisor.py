@@ -62,10 +62,10 @@ class Supervisor:
         addresses = [
             {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
         ]
-        arguments = ["--config", str(config_path)]
-        arguments += ["--workers", msgspec.json.encode(addresses).decode(), *overrides]
+        self._arguments = ["--config", str(config_path)]
+        self._arguments += ["--workers", msgspec.json.encode(addresses).decode(), *overrides]
         self.gateway = Child(
-            "gateway", "gateway.main", arguments, policy=policy, on_line=self._gateway_ready
+            "gateway", "gateway.main", self._arguments, policy=policy, on_line=self._gateway_ready
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -113,6 +113,8 @@ class Supervisor:
     def _gateway_ready(self, line: bytes) -> None:
         self.gateway.started = True
         started = msgspec.json.decode(line, type=GatewayStarted)
+        # A gateway that returns does so at the address that clients know, not on any free port.
+        self.gateway.arguments = [*self._arguments, "--port", str(started.port)]
         if not self._announced:
             self._announced = True
             print(f"Antiphon is ready: {self._url(started)}", flush=True)
