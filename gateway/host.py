@@ -26,7 +26,13 @@ from gateway.hosting import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.pools import WEDGED_MS, Pools, Replica
-from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest, NotFound
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    EngineLost,
+    InvalidRequest,
+    NotFound,
+)
 from protocol.messages import Close, Report, Run
 from sessions.actions import (
     AskDirectory,
@@ -36,6 +42,7 @@ from sessions.actions import (
     CloseRequested,
     DirectoryAnswered,
     Event,
+    HoldClient,
     OpenRequested,
     Released,
     Reported,
@@ -75,6 +82,11 @@ class _Hosted:
     announced: bool = False
     turns: int = 0
     counted_state: State | None = None
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the session takes verbs."""
+
+    def __post_init__(self) -> None:
+        self.room.set()
 
 
 class HostedAttachment:
@@ -92,6 +104,10 @@ class HostedAttachment:
     def send(self, verb: ClientVerb) -> None:
         """Hand a verb to the session; after its end it goes nowhere."""
         self._host.handle(self._session, ClientSaid(verb))
+
+    async def room(self) -> None:
+        """Wait until the session takes more verbs."""
+        await self._host.room(self._session)
 
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""
@@ -259,6 +275,8 @@ class GatewayHost:
                         self._to_stage(hosted, action, events)
                     case ToClient():
                         self._to_client(hosted, action)
+                    case HoldClient():
+                        self._hold(hosted, action.hold)
                     case BindStage():
                         self._bind(hosted, action.stage, events)
                     case AskDirectory():
@@ -283,13 +301,16 @@ class GatewayHost:
         try:
             replica.link.send(command)
         except AntiphonError as error:
-            # The stage cannot be told: for this session its worker is as good as gone.
             _log.warning(
                 "command_not_sent",
                 session=hosted.session.identity.session,
                 stage=action.stage,
                 error=error.code,
             )
+            if not isinstance(error, EngineLost):
+                # The worker knows the session and cannot be told: only a new link makes
+                # both sides agree again on what it holds.
+                replica.link.start_afresh()
             self._unbind(hosted, action.stage)
             events.append(StageLost(action.stage))
             return
@@ -303,6 +324,19 @@ class GatewayHost:
                 hosted.opened.set_result(None)
             self._metrics.session_opened(hosted.session.pipeline.name)
         hosted.on_output(action.sequence, action.output)
+
+    async def room(self, session: str) -> None:
+        """Wait until the session takes more verbs, or has ended."""
+        hosted = self._hosted.get(session)
+        if hosted is not None:
+            await hosted.room.wait()
+
+    @staticmethod
+    def _hold(hosted: _Hosted, hold: bool) -> None:
+        if hold:
+            hosted.room.clear()
+        else:
+            hosted.room.set()
 
     def _bind(self, hosted: _Hosted, stage: str, events: deque[Event]) -> None:
         session = hosted.session.identity.session

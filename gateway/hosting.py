@@ -22,6 +22,9 @@ class Attachment(Protocol):
     def send(self, verb: ClientVerb) -> None:
         """Hand a verb to the session, in order. Bad input is answered by a `Refused` output."""
 
+    async def room(self) -> None:
+        """Wait until the session takes more verbs: who sends a client's asks first."""
+
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""
 

@@ -184,6 +184,15 @@ class WorkerLink(_Shell):
             raise InvalidRequest(str(error), code="payload_too_large") from None
         self._flush_soon()
 
+    def start_afresh(self) -> None:
+        """Give the link up, because it does not take what must be sent, and open a new one.
+
+        The worker is not ready from now on; `on_down` follows in the next loop turn. Both
+        ends drop what the old link held, so that neither takes the other for informed.
+        """
+        self.ready = False
+        self._loop.call_soon(self._start_afresh, self._end.peer)
+
     async def run(self) -> None:
         """Stay until `close` is called; closes the link when cancelled."""
         try:
@@ -240,7 +249,7 @@ class WorkerLink(_Shell):
             # Skipping it would lose a report silently; starting afresh says what is lost.
             self._end.malformed += 1
             _log.error("malformed_report", endpoint=self.endpoint, worker=self.worker)
-            self._loop.call_soon(self._start_afresh, self._end.peer)
+            self.start_afresh()
             return
         if isinstance(report, WorkerStatus):
             self.ready = report.ready

@@ -133,6 +133,13 @@ class ToClient:
 
 
 @dataclass(frozen=True)
+class HoldClient:
+    """A worker has much of this session to work off: hand no verb over (or go on again)."""
+
+    hold: bool
+
+
+@dataclass(frozen=True)
 class TurnMeasured:
     """A turn has ended: what it took, for metrics and logs.
 
@@ -160,4 +167,4 @@ class Released:
     reason: CloseReason
 
 
-Action = AskDirectory | BindStage | ToStage | ToClient | TurnMeasured | Released
+Action = AskDirectory | BindStage | ToStage | ToClient | HoldClient | TurnMeasured | Released

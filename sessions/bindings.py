@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.connectors import InlineDescriptor
+from protocol.connectors import Descriptor, InlineDescriptor
 from protocol.errors import CapacityExceeded, ErrorInfo
 from protocol.messages import (
     Answer,
@@ -24,12 +24,16 @@ from protocol.messages import (
     Fence,
     Open,
     RaiseFloor,
+    ReceivedThrough,
+    Report,
     Run,
     Signal,
+    TurnEnded,
     Update,
 )
 from protocol.payloads import Payload
 from sessions.actions import Action, BindStage, ToStage
+from sessions.backlog import Backlog
 
 WAITING_COMMANDS = 64
 """Turn commands that a stage without a worker holds; one more is refused."""
@@ -66,6 +70,7 @@ class Binding:
         self._awaited: str | None = None
         self._configuring: deque[str] = deque()
         self._waiting: deque[Run | Feed] = deque()
+        self._backlog = Backlog()
 
     def bind(self) -> None:
         """Ask for a replica."""
@@ -85,7 +90,18 @@ class Binding:
         self.worker = None
         self._awaited = None
         self._configuring.clear()
+        self._backlog.clear()
         self.state = BindingState.UNBOUND
+
+    def reported(self, report: Report) -> None:
+        """Take account of what the worker has worked off."""
+        match report:
+            case ReceivedThrough():
+                self._backlog.received_through(report.sequence)
+            case Answer():
+                self._backlog.answered(report.command)
+            case TurnEnded():
+                self._backlog.ended(report.turn)
 
     def refused_settings(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Configure`; the error, when it kept its old settings."""
@@ -114,6 +130,11 @@ class Binding:
     def ready(self) -> bool:
         """Whether commands reach a worker that knows the session."""
         return self.state is BindingState.READY
+
+    @property
+    def full(self) -> bool:
+        """Whether the worker has so much of this session to work off that more should wait."""
+        return self._backlog.full
 
     def configure(self) -> None:
         """Send the settings as they are now; a stage that opens later gets them then.
@@ -162,6 +183,7 @@ class Binding:
     def raise_floor(self, lane: str, floor: int, turns: set[int]) -> None:
         """Cancel `turns`, which are all of the lane's turns below `floor`."""
         self._waiting = deque(command for command in self._waiting if command.turn not in turns)
+        self._backlog.stop(turns)
         if self.ready:
             self._send(RaiseFloor(self._fence(), lane, floor))
 
@@ -189,6 +211,13 @@ class Binding:
         self._waiting.append(command)
 
     def _send(self, command: Command) -> None:
+        match command:
+            case Update():
+                self._backlog.input(command.sequence, _size(command.payload))
+            case Signal() | Configure():
+                self._backlog.command(command.command)
+            case Run():
+                self._backlog.turn(command.turn, sum(map(_size, command.inputs)))
         self._act(ToStage(self.stage, command))
 
     def _command_id(self) -> str:
@@ -206,4 +235,10 @@ class Binding:
             self._awaited,
             tuple(self._configuring),
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
+            self._backlog.freeze(),
         )
+
+
+def _size(descriptor: Descriptor) -> int:
+    """The bytes that `descriptor` puts on the link."""
+    return len(descriptor.payload.data) if isinstance(descriptor, InlineDescriptor) else 0

@@ -22,6 +22,7 @@ from sessions.actions import (
     CloseRequested,
     DirectoryAnswered,
     Event,
+    HoldClient,
     OpenRequested,
     Released,
     Reported,
@@ -73,6 +74,7 @@ class Session:
         self._sequence = 0
         self._recorded = False
         self._announced = False
+        self._held = False
         self._error: ErrorInfo | None = None
         self._lifecycle = Lifecycle(pipeline.limits, now_ms)
         self._bindings: dict[str, Binding] = {}
@@ -143,6 +145,10 @@ class Session:
                 self._tick()
             case _:
                 assert_never(event)
+        hold = self.state is State.ACTIVE and any(b.full for b in self._bindings.values())
+        if hold != self._held:
+            self._held = hold
+            self._actions.append(HoldClient(hold))
         actions, self._actions[:] = list(self._actions), []
         return actions
 
@@ -223,6 +229,7 @@ class Session:
 
     def _reported(self, event: Reported) -> None:
         binding = self._bindings[event.stage]
+        binding.reported(event.report)
         if not isinstance(event.report, Answer):
             if self.state is State.ACTIVE and binding.ready:
                 self._machine.report(event.stage, event.report, self._now_ms)
@@ -329,6 +336,7 @@ class Session:
             self._lifecycle.freeze(),
             self._sequence,
             self._recorded,
+            self._held,
             tuple(binding.freeze() for binding in self._bindings.values()),
             self._machine.freeze(),
         )

@@ -100,6 +100,29 @@ class Conversation:
         """What an AR engine reads: the items that have text, oldest first."""
         return messages_of([item for item in self._items if wanted(item)])
 
+    def given(self, entries: list[Item | str], field: str) -> list[Item]:
+        """The items that a response is to work from; a string is the id of one that is here.
+
+        Raises InvalidRequest, naming `field` when they are above the bounds.
+        """
+        items: list[Item] = []
+        if len(entries) <= MAX_ITEMS:
+            items = [self.get(entry) if isinstance(entry, str) else entry for entry in entries]
+        if len(entries) > MAX_ITEMS or sum(map(text_bytes, items)) > MAX_TEXT_BYTES:
+            raise InvalidRequest(
+                f"a response works from at most {MAX_ITEMS} items and {MAX_TEXT_BYTES} bytes"
+                " of text",
+                field=field,
+            )
+        if any(_is_unheard(entry) for entry in entries if not isinstance(entry, str)):
+            raise InvalidRequest(
+                "audio is transcribed in items of the conversation only: create the item first,"
+                " or give its transcript",
+                field=field,
+                code="unsupported_content_type",
+            )
+        return items
+
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
         return tuple(
@@ -126,6 +149,10 @@ def messages_of(items: list[Item]) -> list[Message]:
 def text_bytes(item: Item) -> int:
     """Bytes of text in `item`."""
     return sum(len((part.text or "").encode()) for part in item.parts)
+
+
+def _is_unheard(item: Item) -> bool:
+    return any(part.kind is PartKind.INPUT_AUDIO and part.text is None for part in item.parts)
 
 
 def is_audio(item: Item) -> bool:

@@ -42,6 +42,7 @@ class _Hearing:
     """An item whose transcript is being made; `answer`: a response follows by itself."""
 
     item_id: str
+    content_index: int
     answer: bool
 
 
@@ -124,9 +125,10 @@ class Input:
         self._cut(self.clock_ms)
         context.emit(InputCleared())
 
-    def hear_item(self, item: Item, pcm: bytes) -> None:
+    def hear_item(self, item: Item, content_index: int, pcm: bytes) -> None:
         """Transcribe audio that the client put into an item itself."""
-        self._hear(item.id, {}, [audio_payload(pcm, INPUT_RATE_HZ)], answer=False)
+        hearing = _Hearing(item.id, content_index, answer=False)
+        self._hear(hearing, {}, [audio_payload(pcm, INPUT_RATE_HZ)])
 
     def reconfigured(self) -> None:
         """Turn detection was changed: what was being said is in the buffer, not a turn."""
@@ -175,7 +177,7 @@ class Input:
         hearing = self._hearings.get(event.turn)
         if hearing is None:
             return False
-        part = self._part(hearing.item_id)
+        part = self._part(hearing)
         if part is not None:
             part.text = (part.text or "") + event.payload.data.decode()
         return True
@@ -206,7 +208,7 @@ class Input:
             self._insert(item_id, max(0, end_ms - start_ms))
             self._cut(end_ms)
             answer = detection is not None and detection.create_response
-            self._not_heard(_Hearing(item_id, answer), error)
+            self._not_heard(_Hearing(item_id, 0, answer), error)
         elif detection is None and buffered_ms >= MINIMUM_COMMIT_MS:
             context.emit(Refused(error, None))
             context.emit(InputCleared())
@@ -217,7 +219,8 @@ class Input:
     def _committed(self, item_id: str, start_ms: int, end_ms: int, answer: bool) -> None:
         self._cut(end_ms)
         self._insert(item_id, end_ms - start_ms)
-        self._hear(item_id, {"start_ms": start_ms, "end_ms": end_ms}, [], answer)
+        hearing = _Hearing(item_id, 0, answer)
+        self._hear(hearing, {"start_ms": start_ms, "end_ms": end_ms}, [])
 
     def _cut(self, end_ms: int) -> None:
         """Audio up to `end_ms` belongs to no later commit."""
@@ -235,12 +238,9 @@ class Input:
         for dropped in context.conversation.shrink():
             context.emit(ItemDeleted(dropped))
 
-    def _hear(
-        self, item_id: str, parameters: dict[str, Any], inputs: list[Payload], answer: bool
-    ) -> None:
+    def _hear(self, hearing: _Hearing, parameters: dict[str, Any], inputs: list[Payload]) -> None:
         context = self._context
         hear = context.roles.hear
-        hearing = _Hearing(item_id, answer)
         self._replies.user_turn_ended()
         try:
             self.check_room()
@@ -254,26 +254,30 @@ class Input:
 
     def _heard(self, hearing: _Hearing) -> None:
         context = self._context
-        part = self._part(hearing.item_id)
+        part = self._part(hearing)
         text = ""
         if part is not None:
             part.text = text = (part.text or "").strip()
             if context.settings.audio.input.transcription is not None:
-                context.emit(InputTranscribed(hearing.item_id, 0, text, part.audio_ms / 1000))
+                audio_s = part.audio_ms / 1000
+                context.emit(
+                    InputTranscribed(hearing.item_id, hearing.content_index, text, audio_s)
+                )
         if hearing.answer and text:
             self._replies.answer(user_speaks=self.speaking)
 
     def _not_heard(self, hearing: _Hearing, error: ErrorInfo) -> None:
         """There will be no transcript, and no answer to what was not understood."""
         if self._context.settings.audio.input.transcription is not None:
-            self._context.emit(InputTranscriptionFailed(hearing.item_id, 0, error))
+            self._context.emit(
+                InputTranscriptionFailed(hearing.item_id, hearing.content_index, error)
+            )
         self._replies.unheard(error, answer=hearing.answer)
 
-    def _part(self, item_id: str) -> Part | None:
-        item = self._context.conversation.find(item_id)
-        if item is None:
-            return None
-        return next((part for part in item.parts if part.kind is PartKind.INPUT_AUDIO), None)
+    def _part(self, hearing: _Hearing) -> Part | None:
+        """The part that the transcript is for, unless its item was deleted meanwhile."""
+        item = self._context.conversation.find(hearing.item_id)
+        return None if item is None else item.parts[hearing.content_index]
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

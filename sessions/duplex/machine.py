@@ -150,17 +150,29 @@ class DuplexMachine:
         context = self._context
         item = verb.item
         context.conversation.check(item, verb.after)
-        spoken = next((part for part in item.parts if part.audio is not None), None)
-        pcm = None
-        if spoken is not None:
+        unheard = [
+            index
+            for index, part in enumerate(item.parts)
+            if part.kind is said.PartKind.INPUT_AUDIO and part.text is None
+        ]
+        if len(unheard) > 1:
+            raise InvalidRequest(
+                "an item holds at most one audio part that has no transcript", field="item.content"
+            )
+        if unheard:
             self._input.check_room()
-            pcm, spoken.audio = spoken.audio, None
-            spoken.audio_ms = len(pcm or b"") // 2 * 1000 // INPUT_RATE_HZ
+        pcm = b""
+        for index, part in enumerate(item.parts):
+            if part.audio is not None:
+                part.audio_ms = len(part.audio) // 2 * 1000 // INPUT_RATE_HZ
+                if index in unheard:
+                    pcm = part.audio
+                part.audio = None
         previous = context.conversation.insert(item, verb.after)
         context.emit(said.ItemAdded(item, previous))
         context.emit(said.ItemDone(item, previous))
-        if pcm is not None:
-            self._input.hear_item(item, pcm)
+        if unheard:
+            self._input.hear_item(item, unheard[0], pcm)
 
     def _truncate(self, verb: said.TruncateItem) -> None:
         context = self._context

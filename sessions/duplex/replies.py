@@ -21,7 +21,7 @@ from sessions.duplex.events import (
 )
 from sessions.duplex.generation import Generation
 from sessions.duplex.playback import Playback
-from sessions.duplex.settings import check_voice
+from sessions.duplex.settings import check_instructions, check_voice
 from sessions.lanes import DEFAULT_LANE
 from sessions.orchestrator import ClauseCut, FlowEnded, FlowEvent, Produced
 
@@ -78,10 +78,9 @@ class Replies:
             )
         given = None
         if verb.input is not None:
-            given = [
-                context.conversation.get(entry) if isinstance(entry, str) else entry
-                for entry in verb.input
-            ]
+            given = context.conversation.given(verb.input, "response.input")
+        if verb.instructions is not None:
+            check_instructions(verb.instructions, "response.instructions")
         response = self._response(modalities, voice, verb.conversation)
         limit = verb.max_output_tokens
         if limit is not None:

@@ -125,12 +125,7 @@ def patched(
         raise InvalidRequest(
             "no engine of this pipeline calls tools", field="tools", code="unsupported_parameter"
         )
-    if len(candidate.instructions.encode()) > MAX_INSTRUCTIONS_BYTES:
-        raise InvalidRequest(
-            f"instructions are longer than {MAX_INSTRUCTIONS_BYTES} bytes",
-            field="instructions",
-            code="string_above_max_length",
-        )
+    check_instructions(candidate.instructions, "instructions")
     voice = candidate.audio.output.voice
     check_voice(voice, voices, "audio.output.voice")
     if spoken and voice != settings.audio.output.voice:
@@ -140,6 +135,16 @@ def patched(
             code="cannot_update_voice",
         )
     return candidate
+
+
+def check_instructions(instructions: str, field: str) -> None:
+    """Raise InvalidRequest naming `field` when the instructions are too long."""
+    if len(instructions.encode()) > MAX_INSTRUCTIONS_BYTES:
+        raise InvalidRequest(
+            f"instructions are longer than {MAX_INSTRUCTIONS_BYTES} bytes",
+            field=field,
+            code="string_above_max_length",
+        )
 
 
 def check_voice(voice: str, voices: Mapping[str, str], field: str) -> None:

@@ -37,6 +37,8 @@ class ScriptedAttachment:
         self.closed: str | None = None
         self.ended = False
         self.gone = asyncio.Event()
+        self.has_room = asyncio.Event()
+        self.has_room.set()
 
     @property
     def session(self) -> str:
@@ -49,6 +51,9 @@ class ScriptedAttachment:
     def send(self, verb: ClientVerb) -> None:
         self.verbs.append(verb)
         self._script(self, verb)
+
+    async def room(self) -> None:
+        await self.has_room.wait()
 
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)

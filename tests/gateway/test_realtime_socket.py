@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from gateway.server import WS_MAX_BYTES
+from gateway.surfaces.realtime.socket import APPEND_BYTES
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind
 from protocol.realtime import MAX_EVENT_BYTES
@@ -324,6 +325,32 @@ async def test_a_slow_reader_paces_the_session_and_loses_nothing(serve: Serve) -
             assert len(base64.b64decode((await event(socket))["delta"])) == size
         await told.wait()
         assert attachment.blocked == [True, False]
+
+
+async def test_a_long_append_waits_piece_by_piece_for_room(serve: Serve) -> None:
+    got = asyncio.Event()
+
+    def script(attachment: ScriptedAttachment, verb: duplex.ClientVerb) -> None:
+        attachment.has_room.clear()
+        got.set()
+
+    gateway = await serve(host=ScriptedHost(script))
+    pcm = bytes(range(256)) * (APPEND_BYTES // 256 * 2) + b"end."
+    async with connect(gateway.ws, compression=None) as socket:
+        await event(socket)
+        (attachment,) = gateway.host.attachments
+        audio = base64.b64encode(pcm).decode()
+        await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        await socket.send(json.dumps({"type": "input_audio_buffer.commit", "event_id": "c"}))
+        for _ in range(4):
+            await got.wait()
+            got.clear()
+            attachment.has_room.set()
+    *appends, commit = attachment.verbs
+    assert commit == duplex.CommitInput("c")
+    parts = [verb.pcm for verb in appends if isinstance(verb, duplex.AppendAudio)]
+    assert [len(part) for part in parts] == [APPEND_BYTES, APPEND_BYTES, 4]
+    assert b"".join(parts) == pcm
 
 
 async def test_a_client_that_never_reads_is_closed_as_stalled(serve: Serve) -> None:

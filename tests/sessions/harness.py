@@ -25,6 +25,7 @@ from sessions.actions import (
     ClientSaid,
     DirectoryAnswered,
     Event,
+    HoldClient,
     OpenRequested,
     Released,
     Reported,
@@ -75,6 +76,7 @@ class Harness:
         self.outputs: list[Any] = []
         self.sequences: list[int] = []
         self.commands: list[tuple[str, Command]] = []
+        self.held = False
         self.measured: list[TurnMeasured] = []
         self.released: Released | None = None
         self.available = set(self.pipeline.stages)
@@ -113,6 +115,8 @@ class Harness:
                             events.append(StageUnavailable(action.stage, error))
                     case AskDirectory():
                         events.append(DirectoryAnswered(self.directory.call(action.request)))
+                    case HoldClient():
+                        self.held = action.hold
                     case TurnMeasured():
                         self.measured.append(action)
                     case Released():

@@ -22,6 +22,7 @@ from sessions.duplex.events import (
     DeleteItem,
     InputCleared,
     InputCommitted,
+    InputTranscribed,
     Item,
     ItemAdded,
     ItemDeleted,
@@ -301,3 +302,71 @@ def test_a_setting_that_the_stage_refuses_is_taken_back_and_told() -> None:
     assert harness.one(Refused).error.field == "audio.input.transcription.language"
     assert harness.all(SettingsUpdated)[-1].settings.audio.input.transcription is None
     assert harness.sent(Configure, "listen")[-1].settings["language"] is None
+
+
+def test_audio_in_an_item_is_heard_once_and_not_kept() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"transcription": {}}}}))
+    parts = [Part(PartKind.INPUT_TEXT, "Hear:"), Part(PartKind.INPUT_AUDIO, audio=PCM_MS * 500)]
+    harness.say(CreateItem(Item("mine", Role.USER, ItemStatus.COMPLETED, parts)))
+    turn = harness.last_run("listen").turn
+    harness.text("listen", turn, " Hello there.")
+    harness.done("listen", turn)
+    said = harness.one(InputTranscribed)
+    assert (said.item_id, said.content_index, said.transcript) == ("mine", 1, "Hello there.")
+    harness.say(RetrieveItem("mine"))
+    kept = harness.one(ItemRetrieved).item.parts
+    assert [part.text for part in kept] == ["Hear:", "Hello there."]
+    assert [part.audio for part in kept] == [None, None]
+    assert kept[1].audio_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("role", "kind"),
+    [(Role.USER, PartKind.INPUT_AUDIO), (Role.ASSISTANT, PartKind.OUTPUT_AUDIO)],
+)
+def test_audio_with_its_words_is_not_heard_again(role: Role, kind: PartKind) -> None:
+    harness = Harness()
+    parts = [Part(kind, "Hello.", audio=PCM_MS * 500)]
+    harness.say(CreateItem(Item("mine", role, ItemStatus.COMPLETED, parts)))
+    assert not harness.sent(Run)
+    harness.say(RetrieveItem("mine"))
+    (part,) = harness.one(ItemRetrieved).item.parts
+    assert (part.text, part.audio_ms, part.audio) == ("Hello.", 500, None)
+
+
+def test_an_item_has_one_unheard_part_at_most() -> None:
+    harness = Harness()
+    parts = [Part(PartKind.INPUT_AUDIO, audio=PCM_MS * 500) for _ in range(2)]
+    harness.say(CreateItem(Item("mine", Role.USER, ItemStatus.COMPLETED, parts), ref="evt"))
+    assert harness.one(Refused).error.field == "item.content"
+    assert not harness.sent(Run)
+
+
+@pytest.mark.parametrize(
+    ("verb", "field"),
+    [
+        (CreateResponse(instructions="x" * 16_385), "response.instructions"),
+        (CreateResponse(input=[user("one", "x" * 65_537)]), "response.input"),
+        (CreateResponse(input=[user(f"i{n}") for n in range(513)]), "response.input"),
+        (CreateResponse(input=["nobody"] * 513), "response.input"),
+        (
+            CreateResponse(
+                input=[
+                    Item(
+                        "spoken",
+                        Role.USER,
+                        ItemStatus.COMPLETED,
+                        [Part(PartKind.INPUT_AUDIO, audio=PCM_MS)],
+                    )
+                ]
+            ),
+            "response.input",
+        ),
+    ],
+)
+def test_what_a_response_works_from_is_bounded(verb: CreateResponse, field: str) -> None:
+    harness = Harness()
+    harness.say(verb)
+    assert harness.one(Refused).error.field == field
+    assert not harness.sent(Run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterator
 from urllib.parse import parse_qs
 
 import structlog
@@ -23,7 +24,13 @@ from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.realtime.outputs import error_body
 from gateway.surfaces.realtime.translation import Farewell, Translation, farewell
 from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
-from sessions.duplex.events import ClientOutput, Refused, SessionEnded
+from sessions.duplex.events import (
+    AppendAudio,
+    ClientOutput,
+    ClientVerb,
+    Refused,
+    SessionEnded,
+)
 
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
@@ -34,6 +41,9 @@ CLOSE_TRY_LATER = 1013
 CLOSE_UNSUPPORTED = 4000
 
 _GOODBYE_S = 1.0
+
+APPEND_BYTES = 256 * 1024
+"""A longer append is handed to the session in pieces of this size, each when it has room."""
 
 _HTTP_STATUS = {
     ErrorKind.CLIENT: 400,
@@ -194,7 +204,9 @@ class _Connection:
                 self._metrics.error_told(error.code)
                 self._egress.put(self._translation.refusal(error))
                 continue
-            attachment.send(verb)
+            for part in _in_parts(verb):
+                await attachment.room()
+                attachment.send(part)
 
     async def _write(self) -> None:
         await self._egress.drain(self._send_frame)
@@ -221,6 +233,15 @@ class _Connection:
     def _on_blocked(self, blocked: bool) -> None:
         if self._attachment is not None:
             self._attachment.set_blocked(blocked)
+
+
+def _in_parts(verb: ClientVerb) -> Iterator[ClientVerb]:
+    """`verb`, or the pieces of an append that is longer than one message to a worker should be."""
+    if not isinstance(verb, AppendAudio) or len(verb.pcm) <= APPEND_BYTES:
+        yield verb
+        return
+    for start in range(0, len(verb.pcm), APPEND_BYTES):
+        yield AppendAudio(verb.pcm[start : start + APPEND_BYTES], verb.ref)
 
 
 def _asked_model(scope: Scope) -> str | None:

@@ -1,0 +1,166 @@
+"""The gateway's host over the real link, with workers whose engine is synthetic."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gateway.host import GatewayHost, HostedAttachment
+from gateway.metrics import GatewayMetrics
+from protocol.errors import CapacityExceeded
+from protocol.link_zmq import WorkerLink
+from protocol.messages import Command
+from sessions.backlog import COMMANDS
+from sessions.duplex.events import (
+    AppendAudio,
+    ClientOutput,
+    CreateItem,
+    InputTranscribed,
+    Item,
+    ItemStatus,
+    Part,
+    PartKind,
+    PatchSettings,
+    Refused,
+    Role,
+)
+from tests.sessions.harness import PCM_MS, voice_pipeline
+from tests.synthetic_engine import SyntheticEngine, SyntheticOptions
+from workers.spec import WorkerSpec
+from workers.worker import Worker
+
+WAIT_S = 30
+MANUAL = PatchSettings({"audio": {"input": {"turn_detection": None, "transcription": {}}}})
+
+Kind = TypeVar("Kind")
+
+
+@dataclass
+class Client:
+    """What a session put out, and a way to wait for it."""
+
+    outputs: list[ClientOutput] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_output(self, sequence: int, output: ClientOutput) -> None:
+        self.outputs.append(output)
+        self.changed.set()
+
+    async def until(self, kind: type[Kind]) -> Kind:
+        """The first output of a type, once it has come."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for output in self.outputs:
+                    if isinstance(output, kind):
+                        return output
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
+    """A host and a worker for each stage, all in this process."""
+    pipeline = voice_pipeline()
+    engines = {stage: SyntheticEngine.create(SyntheticOptions()) for stage in pipeline.stages}
+    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
+        async with asyncio.TaskGroup() as tasks:
+            workers = []
+            for stage, engine in engines.items():
+                endpoint = f"ipc://{Path(directory) / stage}"
+                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
+                tasks.create_task(workers[-1].serve(lambda: None))
+            host = GatewayHost(
+                {"voice": pipeline},
+                {"voice": "voice"},
+                frozenset({"voice"}),
+                [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
+                GatewayMetrics(),
+            )
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await host.ready()
+                yield host, engines
+                host.drain()
+                async with asyncio.timeout(WAIT_S):
+                    await host.drained()
+            finally:
+                host.close()
+                for worker in workers:
+                    worker.stop()
+
+
+async def opened(host: GatewayHost, client: Client) -> HostedAttachment:
+    return await host.open(
+        pipeline="voice", tenant="local", settings_patch=None, on_output=client.on_output
+    )
+
+
+def spoken_item(item_id: str) -> CreateItem:
+    part = Part(PartKind.INPUT_AUDIO, audio=b"words")
+    return CreateItem(Item(item_id, Role.USER, ItemStatus.COMPLETED, [part]))
+
+
+async def test_a_flood_of_small_appends_waits_for_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fullest = 0
+    send = WorkerLink.send
+
+    def watched(link: WorkerLink, command: Command) -> None:
+        nonlocal fullest
+        send(link, command)
+        fullest = max(fullest, link.unacknowledged)
+
+    monkeypatch.setattr(WorkerLink, "send", watched)
+    async with serving() as (host, _):
+        client = Client()
+        attachment = await opened(host, client)
+        attachment.send(MANUAL)
+        for _ in range(12_000):
+            await attachment.room()
+            attachment.send(AppendAudio(b"\0\0"))
+        attachment.send(spoken_item("after"))
+        assert (await client.until(InputTranscribed)).transcript == "words"
+    assert not [output for output in client.outputs if isinstance(output, Refused)]
+    # What the worker has applied it tells a moment before the link's acknowledgement.
+    assert fullest < 4 * COMMANDS
+
+
+async def test_a_link_that_takes_no_more_is_opened_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = False
+    send, start_afresh = WorkerLink.send, WorkerLink.start_afresh
+
+    def refusing(link: WorkerLink, command: Command) -> None:
+        if full and link.endpoint.endswith("listen"):
+            raise CapacityExceeded("the queue to it is full")
+        send(link, command)
+
+    def emptied(link: WorkerLink) -> None:
+        nonlocal full
+        full = False
+        start_afresh(link)
+
+    monkeypatch.setattr(WorkerLink, "send", refusing)
+    monkeypatch.setattr(WorkerLink, "start_afresh", emptied)
+    async with serving() as (host, engines):
+        client, other = Client(), Client()
+        attachment, neighbour = await opened(host, client), await opened(host, other)
+        attachment.send(MANUAL)
+        neighbour.send(MANUAL)
+        attachment.send(AppendAudio(PCM_MS * 200))
+        full = True
+        attachment.send(AppendAudio(PCM_MS))
+        assert (await client.until(Refused)).error.code == "session_state_lost"
+        attachment.send(spoken_item("mine"))
+        assert (await client.until(InputTranscribed)).item_id == "mine"
+        neighbour.send(spoken_item("theirs"))
+        assert (await other.until(InputTranscribed)).item_id == "theirs"
+        assert engines["listen"].open_sessions == {attachment.session, neighbour.session}
+    assert not any(engine.open_sessions for engine in engines.values())
