@@ -106,7 +106,7 @@ def test_chat_messages_lead_with_instructions_and_merge_neighbours() -> None:
         ("Talk like a pirate.", ReplyLength(None)),
         ("Answer in five long sentences.", ReplyLength(5, exact=True)),
         ("Use 8 sentences, please", ReplyLength(8, exact=True)),
-        ("Answer in one sentence.", ReplyLength(1, exact=True)),
+        ("You are friendly. Answer in one short sentence.", ReplyLength(1)),
         ("Answer in one or two short, clear sentences.", ReplyLength(2)),
         ("Reply with at most three sentences", ReplyLength(3)),
         ("no more than 4 short sentences", ReplyLength(4)),

@@ -101,6 +101,7 @@ class OpenAiSession(EngineSession):
         usage: dict[str, Any] = {}
         async with aclosing(self._chunks(body)) as chunks:
             async for chunk in chunks:
+                await turn.room()
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices") or []:
                     text = (choice.get("delta") or {}).get("content") or ""

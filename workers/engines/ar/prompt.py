@@ -139,8 +139,9 @@ def reply_length(instructions: str, default_sentences: int) -> ReplyLength:
     """How long a few-shot reply should be under `instructions`.
 
     A base model cannot follow such an instruction, so it is read here: "in five long
-    sentences" makes the reply exactly five, "at most three sentences" and "two or
-    three sentences" cap it. Other instructions lift the cap: the reply ends where the
+    sentences" makes the reply exactly five, "in one sentence", "at most three
+    sentences" and "two or three sentences" cap it; up to `default_sentences` there is
+    no need to force the model. Other instructions lift the cap: the reply ends where the
     model ends its line. Without instructions it is capped at `default_sentences`.
     """
     found = _LENGTH.search(instructions)
@@ -148,7 +149,7 @@ def reply_length(instructions: str, default_sentences: int) -> ReplyLength:
         word = found["number"].lower()
         number = _NUMBERS[word] if word in _NUMBERS else int(word)
         if number > 0:
-            return ReplyLength(number, exact=found["bound"] is None)
+            return ReplyLength(number, exact=found["bound"] is None and number > default_sentences)
     return ReplyLength(None if instructions.strip() else default_sentences)
 
 
