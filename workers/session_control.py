@@ -20,13 +20,14 @@ from protocol.errors import (
     SessionStateLost,
 )
 from protocol.messages import (
+    Acknowledge,
     Answer,
     Configure,
     Feed,
     Open,
-    Output,
     RaiseFloor,
     ReceivedThrough,
+    Replay,
     Report,
     Run,
     Signal,
@@ -35,6 +36,7 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
+from protocol.payloads import Payload
 from workers.control_events import (
     AbandonTurn,
     Action,
@@ -48,11 +50,14 @@ from workers.control_events import (
     InputTaken,
     OpenSession,
     OperationDone,
+    PaceTurn,
+    SendOutput,
     SignalSession,
     StartTurn,
     TurnFinished,
     TurnOutcome,
 )
+from workers.retention import Retention
 
 
 class SessionState(Enum):
@@ -84,6 +89,7 @@ class _Turn:
     fed_payloads: int = 0
     fed_bytes: int = 0
     cancel_by_ms: float | None = None
+    paced: bool = False
     error: ErrorInfo | None = None
 
 
@@ -94,6 +100,7 @@ class Totals:
     turns: int = 0
     waiting: int = 0
     progress: int = 0
+    kept_bytes: int = 0
 
 
 @dataclass
@@ -107,6 +114,7 @@ class SessionControl:
     totals: Totals
     act: Callable[[Action], None]
     report: Callable[[str, Report], None]
+    send_output: Callable[[SendOutput], None]
     state: SessionState = SessionState.OPENING
     received: int = 0
     unsaid: bool = False
@@ -116,11 +124,14 @@ class SessionControl:
     _held: dict[int, Descriptor] = field(default_factory=dict)
     _held_bytes: int = 0
     _turns: dict[int, _Turn] = field(default_factory=dict)
-    _ended: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _ended: OrderedDict[int, TurnEnded] = field(default_factory=OrderedDict)
     _floors: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
     _close_by_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._retention: Retention[tuple[int, Payload]] = Retention(self.limits.retention)
 
     # Commands
 
@@ -230,7 +241,28 @@ class SessionControl:
             state.first_output_ms = now_ms
         state.outputs += 1
         self.totals.progress += 1
-        self.report(self.owner, Output(self.session, event.turn, state.outputs, event.payload))
+        size = len(event.payload.data)
+        self._retention.keep(
+            event.turn, state.outputs, size, (state.outputs, event.payload), now_ms
+        )
+        self.totals.kept_bytes += size
+        self._send_output(event.turn, state.outputs, event.payload)
+        self._pace()
+
+    def acknowledge(self, command: Acknowledge) -> None:
+        """The consumer has taken output: it goes, and paced turns may go on."""
+        self._release(self._retention.acknowledge(command.turn, command.through))
+
+    def replay(self, command: Replay) -> None:
+        """Send again what is kept after the cursor, and say what is gone."""
+        if self._repeated(command.command):
+            return
+        replayed = self._retention.replay(command.turn, command.after)
+        self._answer(Answer(self.session, command.command, None, {"lost": replayed.lost}))
+        for sequence, payload in replayed.pieces:
+            self._send_output(command.turn, sequence, payload)
+        if (ended := self._ended.get(command.turn)) is not None:
+            self.report(self.owner, ended)
 
     def input_taken(self, event: InputTaken) -> None:
         """A turn's queue has room again."""
@@ -262,6 +294,7 @@ class SessionControl:
     def deadline_ms(self) -> float | None:
         """When `tick` is due."""
         times = [state.cancel_by_ms for state in self._turns.values()]
+        times.append(self._retention.deadline_ms)
         if self.gap_since_ms is not None:
             times.append(self.gap_since_ms + self.limits.gap_ms)
         if self.state is SessionState.CLOSING:
@@ -269,7 +302,8 @@ class SessionControl:
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ms: float) -> None:
-        """Give up on what has been waited for too long."""
+        """Give up on what has been waited for, or kept, too long."""
+        self._release(self._retention.expire(now_ms))
         for turn, state in list(self._turns.items()):
             if state.cancel_by_ms is not None and now_ms >= state.cancel_by_ms:
                 del self._turns[turn]
@@ -305,6 +339,7 @@ class SessionControl:
             ),
             tuple(sorted(self._floors.items())),
             tuple(self._answers.items()),
+            self._retention.freeze(),
         )
 
     # Inside
@@ -413,9 +448,26 @@ class SessionControl:
                 return
         self.act(FeedTurn(self.session, feed.turn, feed.payload, feed.last))
 
+    def _send_output(self, turn: int, sequence: int, payload: Payload) -> None:
+        self.send_output(SendOutput(self.owner, self.session, turn, sequence, payload))
+
+    def _release(self, gone: list[tuple[int, Payload]]) -> None:
+        self.totals.kept_bytes -= sum(len(payload.data) for _, payload in gone)
+        if gone:
+            self._pace()
+
+    def _pace(self) -> None:
+        """Let the session's turns make more, or wait, as retention has room."""
+        wait = self._retention.full
+        for turn, state in self._turns.items():
+            if state.paced is not wait:
+                state.paced = wait
+                self.act(PaceTurn(self.session, turn, wait))
+
     def _cancel(self, turn: int, state: _Turn, now_ms: float) -> None:
         if state.cancel_by_ms is None:
             state.cancel_by_ms = now_ms + self.limits.cancel_ms
+            self._release(self._retention.forget(turn))
             self.act(CancelTurn(self.session, turn))
 
     def _waits(self, turn: int) -> bool:
@@ -454,8 +506,7 @@ class SessionControl:
                 self._answer(Answer(self.session, command.command, error.info()))
 
     def _end_unstarted(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
-        self._remember_turn(turn)
-        self.report(self.owner, TurnEnded(self.session, turn, status, error))
+        self._turn_ended(TurnEnded(self.session, turn, status, error))
 
     def _end_started(
         self,
@@ -475,13 +526,14 @@ class SessionControl:
         }
         if state.first_output_ms is not None:
             timeline["first_output"] = state.first_output_ms - state.received_ms
-        self._remember_turn(turn)
-        self.report(self.owner, TurnEnded(self.session, turn, status, error, usage, timeline))
+        self._turn_ended(TurnEnded(self.session, turn, status, error, usage, timeline))
 
-    def _remember_turn(self, turn: int) -> None:
-        self._ended[turn] = None
+    def _turn_ended(self, ended: TurnEnded) -> None:
+        self._ended[ended.turn] = ended
+        self.report(self.owner, ended)
         if len(self._ended) > self.limits.remembered_turns:
-            self._ended.popitem(last=False)
+            oldest, _ = self._ended.popitem(last=False)
+            self._release(self._retention.forget(oldest))
 
     def _repeated(self, command: str) -> bool:
         """Whether this id was seen; its answer is given again, once there is one."""
@@ -504,6 +556,7 @@ class SessionControl:
         if self.state is not SessionState.CLOSING or self._turns or self._busy is not None:
             return
         self.state = SessionState.CLOSED
+        self._release(self._retention.clear())
         self.act(FreeSession(self.session))
         for command in self._closers:
             self.report(self.owner, Answer(self.session, command))
@@ -511,7 +564,7 @@ class SessionControl:
 
 def descriptor_bytes(descriptor: Descriptor) -> int:
     """How many payload bytes a descriptor holds in this process's memory."""
-    return len(descriptor.payload.data)
+    return descriptor.size_bytes
 
 
 def _ending(state: _Turn, event: TurnFinished) -> tuple[TurnStatus, ErrorInfo | None]:

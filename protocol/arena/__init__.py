@@ -1,0 +1,19 @@
+"""The arena: payloads between processes of one host, written once and read in place."""
+
+from protocol.arena.memory import unavailable
+from protocol.arena.peer import Arrival, Attachment, attach
+from protocol.arena.producer import ArenaLimits, Flow
+from protocol.arena.server import Arena, ArenaUse
+from protocol.connectors import ShmDescriptor
+
+__all__ = [
+    "Arena",
+    "ArenaLimits",
+    "ArenaUse",
+    "Arrival",
+    "Attachment",
+    "Flow",
+    "ShmDescriptor",
+    "attach",
+    "unavailable",
+]

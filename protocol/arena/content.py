@@ -1,0 +1,113 @@
+"""How one payload lies in memory: a header, what it is, and its bytes.
+
+The header repeats what its descriptor says (key, generation, length), so that a
+descriptor can be checked against the bytes that it names. It is wiped when its slot is
+free. Layout: key u64, generation u64, length of the description u32, reserved u32,
+length of the data u64; the description in msgpack; the data at the next multiple of 64.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Any
+
+import msgspec
+
+from protocol.arena.producer import ALIGNMENT_BYTES
+from protocol.connector_errors import DescriptorRefused
+from protocol.payloads import Payload, PayloadType
+
+_HEADER = struct.Struct("<QQIIQ")
+_WIPED = bytes(_HEADER.size)
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """What a payload is and where it belongs; `note` is its sender's word about it.
+
+    `edges` has the edge by which it reaches each of its consumers.
+    """
+
+    type: PayloadType
+    dtype: str
+    shape: tuple[int, ...]
+    attributes: dict[str, Any]
+    edges: dict[str, str]
+    session: str
+    turn: int
+    note: bytes = b""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Description)
+
+
+def describe(
+    payload: Payload, edges: dict[str, str], session: str, turn: int, note: bytes
+) -> bytes:
+    """The description of a payload as it lies in the arena."""
+    return _encoder.encode(
+        Description(
+            payload.type,
+            payload.dtype,
+            payload.shape,
+            payload.attributes,
+            edges,
+            session,
+            turn,
+            note,
+        )
+    )
+
+
+def data_start(description_bytes: int) -> int:
+    """Where the data begins, from the start of the header."""
+    return -(-(_HEADER.size + description_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def head(key: int, generation: int, description: bytes, data_bytes: int) -> bytes:
+    """Header and description, padded to where the data begins."""
+    header = _HEADER.pack(key, generation, len(description), 0, data_bytes)
+    return (header + description).ljust(data_start(len(description)), b"\0")
+
+
+def write(
+    memory: memoryview, offset: int, key: int, generation: int, description: bytes, payload: Payload
+) -> None:
+    """Write a payload at `offset` of a writable map."""
+    size_bytes = len(payload.data)
+    _HEADER.pack_into(memory, offset, key, generation, len(description), 0, size_bytes)
+    start = offset + _HEADER.size
+    memory[start : start + len(description)] = description
+    if size_bytes:
+        start = offset + data_start(len(description))
+        memory[start : start + size_bytes] = payload.data
+
+
+def wipe(memory: memoryview, offset: int) -> None:
+    """Make descriptors of what lies at `offset` name nothing."""
+    memory[offset : offset + _HEADER.size] = _WIPED
+
+
+def find(memory: mmap.mmap, offset: int, key: int, generation: int) -> tuple[Description, int, int]:
+    """What lies at `offset`: its description, where its data begins, and its length.
+
+    Raises DescriptorRefused when it is not what the key and the generation name.
+    """
+    limit = len(memory)
+    if offset % ALIGNMENT_BYTES or not 0 <= offset <= limit - _HEADER.size:
+        raise DescriptorRefused("the descriptor points outside the arena")
+    found_key, found_generation, description_bytes, _, size_bytes = _HEADER.unpack_from(
+        memory, offset
+    )
+    if found_key != key or found_generation != generation or not key:
+        raise DescriptorRefused("the descriptor names no payload of this arena")
+    start = offset + data_start(description_bytes)
+    if start + size_bytes > limit:
+        raise DescriptorRefused("the payload reaches beyond the arena")
+    begin = offset + _HEADER.size
+    try:
+        description = _decoder.decode(memory[begin : begin + description_bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DescriptorRefused("the payload's description cannot be read") from error
+    return description, start, size_bytes

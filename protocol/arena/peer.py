@@ -1,0 +1,590 @@
+"""A consumer's end: another process's arena, attached for reading."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from protocol.arena import content, handshake, memory
+from protocol.arena.consumer import ConsumerEnd
+from protocol.arena.handshake import Hello, OwnMemory, Prepare, Refusal, Welcome
+from protocol.arena.records import GIANT, Inbox, Kind, Outbox, Record, outbox_bytes
+from protocol.arena.waiters import Waiters
+from protocol.connector_errors import (
+    DescriptorRefused,
+    NotAttached,
+    PeerLost,
+    TransferTimeout,
+    TurnVoid,
+)
+from protocol.connectors import ShmDescriptor, Traffic
+from protocol.errors import ConfigError
+from protocol.payloads import Payload, PayloadType
+
+_log = structlog.get_logger(__name__)
+
+_MOST_CLAIMS = 1 << 20
+_VOID_TURNS = 4096
+"""Turns that are remembered as void. What arrives later of an older one is delivered, and
+the layer above, which knows the floors, drops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A payload that its producer told of through the arena.
+
+    It is taken already: release `descriptor` when it is needed no longer.
+    """
+
+    producer: str
+    descriptor: ShmDescriptor
+    payload: Payload
+    edge: str
+    session: str
+    turn: int
+    note: bytes
+
+
+class _Views(weakref.ref[npt.NDArray[np.uint8]]):
+    """Sees the last view of a payload go: all of them keep the referent alive."""
+
+    __slots__ = ("generation", "key", "slot")
+
+    slot: int
+    generation: int
+    key: int
+
+
+@dataclass(slots=True)
+class _Taken:
+    descriptor: ShmDescriptor
+    payload: Payload
+    description: content.Description
+    bytes_of: npt.NDArray[np.uint8] | None
+
+
+class Attachment:
+    """One producer's arena, mapped read-only, with the wake-ups between both ends.
+
+    Made by `attach`. All callbacks are called on the loop: `on_arrival(arrival)` in the
+    order in which the producer put the payloads, `on_lost(attachment)` once, when the
+    producer is gone. Payloads that were taken before stay readable until released.
+    """
+
+    def __init__(
+        self,
+        peer: socket.socket,
+        name: str,
+        welcome: Welcome,
+        arena: mmap.mmap,
+        outbox: Outbox,
+        inbox: Inbox,
+        fds: tuple[int, int],
+        on_arrival: Callable[[Arrival], None],
+        on_lost: Callable[[Attachment], None],
+        traffic: dict[str, Traffic],
+    ) -> None:
+        self._traffic = traffic
+        self.producer = welcome.name
+        self.arena = welcome.arena
+        self.refused = 0
+        self.lost = False
+        self._name = name
+        self._socket = peer
+        self._arena_bytes = welcome.arena_bytes
+        self._map = arena
+        self._outbox = outbox
+        self._inbox = inbox
+        self._wake_fd, self._woken_fd = fds
+        self._on_arrival = on_arrival
+        self._on_lost = on_lost
+        self._machine = ConsumerEnd(welcome.slots)
+        self._slots = welcome.slots
+        self._taken: dict[int, _Taken] = {}
+        self._giants: dict[tuple[int, int], mmap.mmap] = {}
+        self._arriving: deque[Record] = deque()
+        self._waiting: Waiters[tuple[int, int]] = Waiters()
+        self._void: dict[tuple[str, int], None] = {}
+        self._views: dict[int, _Views] = {}
+        self._gone: deque[_Views] = deque()
+        self._flush_due = False
+        self._releasing = False
+        self._closing = False
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._loop.add_reader(peer.fileno(), self._at_socket)
+        self._loop.add_reader(self._woken_fd, self._woken)
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """The whole arena, read-only."""
+        return memory.view(self._map, 0, self._arena_bytes)
+
+    @property
+    def held(self) -> int:
+        """Payloads taken and not released."""
+        return len(self._taken)
+
+    @property
+    def lingering(self) -> int:
+        """Payloads released while views of them are alive; their slots stay claimed."""
+        return self._machine.lingering
+
+    def get(self, descriptor: ShmDescriptor) -> Payload:
+        """The payload that `descriptor` names; its data is a read-only view that dies at release.
+
+        Text is copied. Getting it again gives the same payload. Raises DescriptorRefused
+        for one that names nothing here, TurnVoid when its turn is void (it is released
+        then), NotAttached when it has memory of its own that is still on its way,
+        PeerLost when the producer is gone.
+        """
+        taken = self._taken.get(descriptor.slot)
+        if taken is not None and taken.descriptor == descriptor:
+            return taken.payload
+        return self._take(descriptor).payload
+
+    async def receive(self, descriptor: ShmDescriptor, timeout_s: float | None = None) -> Payload:
+        """`get`, waiting for memory that is on its way. Raises TransferTimeout."""
+        try:
+            return self.get(descriptor)
+        except NotAttached:
+            pass
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._waiting.wait((descriptor.slot, descriptor.generation))
+        except TimeoutError:
+            raise TransferTimeout("the payload did not arrive in time") from None
+        return self.get(descriptor)
+
+    def release(self, descriptor: ShmDescriptor) -> None:
+        """The payload is needed no longer; views of it raise from now on.
+
+        Where an array made from one is still alive, the producer is told when the last is
+        gone: nothing is written over while it can be read. Releasing twice changes nothing.
+        Raises DescriptorRefused for a payload that was never taken here.
+        """
+        if self._closed or self.lost:
+            self._drop(descriptor)
+            self._collect()
+            return
+        slot, generation = descriptor.slot, descriptor.generation
+        taken = self._taken.get(slot)
+        if taken is not None and taken.descriptor != descriptor:
+            raise DescriptorRefused("the payload is not held here")
+        if self._machine.release(slot, generation):
+            self._send(Kind.RELEASE, slot, generation, descriptor.key)
+            return
+        if taken is not None and taken.bytes_of is None:
+            self._drop(descriptor)
+            self._views_gone(slot, generation, descriptor.key)
+            return
+        self._releasing = True
+        self._drop(descriptor)
+        self._releasing = False
+        self._collect()
+
+    def discard(self, descriptor: ShmDescriptor) -> None:
+        """Give a payload back without reading it. What names nothing is let be."""
+        if self._closed or self.lost:
+            return
+        taken = self._taken.get(descriptor.slot)
+        if taken is not None and taken.descriptor == descriptor:
+            self.release(descriptor)
+            return
+        with contextlib.suppress(DescriptorRefused, NotAttached, TurnVoid):
+            self._take(descriptor)
+            self.release(descriptor)
+
+    def void(self, session: str, turn: int) -> None:
+        """The turn's content is not wanted: what arrives of it is released at once."""
+        self._void.pop((session, turn), None)
+        self._void[(session, turn)] = None
+        if len(self._void) > _VOID_TURNS:
+            del self._void[next(iter(self._void))]
+
+    def close(self) -> None:
+        """Detach as soon as nothing is held: what was not released is now.
+
+        While views are alive the producer keeps their slots, as ever. Idempotent.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        for taken in list(self._taken.values()):
+            self.release(taken.descriptor)
+        self._waiting.fail_all(PeerLost(f"the arena of {self.producer} is gone"))
+        self._flush()
+        self._close_if_done()
+
+    # Reading
+
+    def _take(self, descriptor: ShmDescriptor) -> _Taken:
+        if self.lost or self._closing:
+            raise PeerLost(f"the arena of {self.producer} is gone")
+        slot, generation = descriptor.slot, descriptor.generation
+        source, offset = self._source(slot, generation, descriptor.offset)
+        try:
+            description, start, size_bytes = content.find(
+                source, offset, descriptor.key, generation
+            )
+            if size_bytes != descriptor.size_bytes:
+                raise DescriptorRefused("the descriptor has another length than its payload")
+            self._machine.take(slot, generation)
+        except DescriptorRefused:
+            self.refused += 1
+            raise
+        if (description.session, description.turn) in self._void:
+            self._let_go(slot, generation, descriptor.key)
+            raise TurnVoid(f"turn {description.turn} is void")
+        taken = self._taken[slot] = self._view(descriptor, description, source, start, size_bytes)
+        edge = description.edges.get(self._name, "")
+        traffic = self._traffic.get(edge)
+        if traffic is None:
+            traffic = self._traffic[edge] = Traffic()
+        traffic.count(size_bytes)
+        return taken
+
+    def _source(self, slot: int, generation: int, offset: int) -> tuple[mmap.mmap, int]:
+        """The memory that a payload lies in, and where."""
+        if offset != GIANT:
+            return self._map, offset
+        giant = self._giants.get((slot, generation))
+        if giant is not None:
+            return giant, 0
+        if not self._machine.may_arrive(slot, generation):
+            raise DescriptorRefused("the payload has been released")
+        raise NotAttached("the payload's memory has not arrived yet")
+
+    def _view(
+        self,
+        descriptor: ShmDescriptor,
+        description: content.Description,
+        source: mmap.mmap,
+        start: int,
+        size_bytes: int,
+    ) -> _Taken:
+        bytes_of: npt.NDArray[np.uint8] | None = None
+        data: Any
+        if description.type is PayloadType.TEXT or not size_bytes:
+            data = source[start : start + size_bytes]
+        else:
+            bytes_of = memory.view(source, start, size_bytes)
+            data = bytes_of.data
+            views = _Views(bytes_of, self._last_view_gone)
+            views.slot = descriptor.slot
+            views.generation = descriptor.generation
+            views.key = descriptor.key
+            self._views[descriptor.slot] = views
+        payload = Payload(
+            description.type,
+            cast(bytes, data),
+            description.dtype,
+            description.shape,
+            description.attributes,
+        )
+        return _Taken(descriptor, payload, description, bytes_of)
+
+    def _drop(self, descriptor: ShmDescriptor) -> None:
+        """Let go of what was taken; its views die, or linger while arrays hold them."""
+        taken = self._taken.get(descriptor.slot)
+        if taken is None or taken.descriptor != descriptor:
+            return
+        del self._taken[descriptor.slot]
+        self._giants.pop((descriptor.slot, descriptor.generation), None)
+        if taken.bytes_of is not None:
+            # An array made of the view keeps it alive, and with it the claim.
+            with contextlib.suppress(BufferError):
+                cast(memoryview, taken.payload.data).release()
+            taken.bytes_of = None
+
+    def _let_go(self, slot: int, generation: int, key: int) -> None:
+        """Release what was taken and never seen by anyone."""
+        self._machine.release(slot, generation)
+        self._views_gone(slot, generation, key)
+
+    def _last_view_gone(self, views: weakref.ref[npt.NDArray[np.uint8]]) -> None:
+        """Called wherever the last reference was dropped: any thread, any moment."""
+        self._gone.append(cast(_Views, views))
+        if self._releasing and threading.get_ident() == self._thread:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the claims with it
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._collect)
+            else:
+                self._loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        while self._gone:
+            views = self._gone.popleft()
+            if self._views.get(views.slot) is views:
+                del self._views[views.slot]
+            self._views_gone(views.slot, views.generation, views.key)
+
+    def _views_gone(self, slot: int, generation: int, key: int) -> None:
+        self._giants.pop((slot, generation), None)
+        if self._machine.views_gone(slot, generation):
+            self._send(Kind.RELEASE, slot, generation, key)
+        if self._closed:
+            self._unmap()
+        else:
+            self._close_if_done()
+
+    # Between the ends
+
+    def _send(self, kind: Kind, slot: int, generation: int, key: int) -> None:
+        if self.lost or self._closed:
+            return
+        self._outbox.write(kind, slot, generation, 0, key)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if not self.lost and not self._closed:
+            self._outbox.flush()
+
+    def _woken(self) -> None:
+        try:
+            records = self._inbox.read()
+        except DescriptorRefused as error:
+            self._refuse(error)
+            return
+        for record in records:
+            if record.kind == Kind.OFFER:
+                self._arriving.append(record)
+            elif record.kind == Kind.ABANDON:
+                if self._machine.abandoned(record.slot, record.generation):
+                    self._giants.pop((record.slot, record.generation), None)
+                    self._send(Kind.RELEASE, record.slot, record.generation, record.key)
+                self._send(Kind.ABANDON_SEEN, record.slot, record.generation, record.key)
+            else:
+                self._refuse(DescriptorRefused(f"records of kind {record.kind} do not come here"))
+        if self._arriving:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        while self._arriving and not self._closing:
+            record = self._arriving[0]
+            try:
+                taken = self._arrived(record)
+            except NotAttached:
+                return
+            except (DescriptorRefused, TurnVoid) as error:
+                if isinstance(error, DescriptorRefused):
+                    self._refuse(error)
+                self._arriving.popleft()
+                continue
+            self._arriving.popleft()
+            if taken is None:
+                continue
+            about = taken.description
+            arrival = Arrival(
+                self.producer,
+                taken.descriptor,
+                taken.payload,
+                about.edges.get(self._name, ""),
+                about.session,
+                about.turn,
+                about.note,
+            )
+            del taken
+            try:
+                self._on_arrival(arrival)
+            except Exception:
+                _log.exception("arrival_callback_failed", producer=self.producer)
+
+    def _arrived(self, record: Record) -> _Taken | None:
+        """Take what a record names; None when its producer has taken it back already."""
+        if not self._machine.may_arrive(record.slot, record.generation):
+            return None
+        source, offset = self._source(record.slot, record.generation, record.offset)
+        size_bytes = content.find(source, offset, record.key, record.generation)[2]
+        return self._take(
+            ShmDescriptor(
+                self.arena, record.slot, record.generation, record.offset, record.key, size_bytes
+            )
+        )
+
+    def _at_socket(self) -> None:
+        fds: list[int] = []
+        try:
+            message, fds = handshake.receive(self._socket)
+            if message is None:
+                self._lose()
+            elif isinstance(message, OwnMemory) and len(fds) == 1:
+                self._own_memory(message, fds[0])
+            else:
+                raise DescriptorRefused("an arena passes memory and nothing else")
+        except BlockingIOError:
+            pass
+        except DescriptorRefused as error:
+            self._refuse(error)
+        except OSError:
+            self._lose()
+        finally:
+            handshake.close_all(fds)
+
+    def _own_memory(self, message: OwnMemory, fd: int) -> None:
+        key = (message.slot, message.generation)
+        if not self._machine.may_arrive(*key) or len(self._giants) >= self._slots:
+            return
+        self._giants[key] = memory.attach(fd, message.size_bytes)
+        self._waiting.wake(key)
+        self._arrive()
+
+    def _refuse(self, error: DescriptorRefused) -> None:
+        self.refused += 1
+        _log.error("arena_record_refused", producer=self.producer, reason=error.message)
+
+    def _lose(self) -> None:
+        if self.lost or self._closed:
+            return
+        # What the producer wrote before its end has its records in the ring already.
+        self._woken()
+        self.lost = True
+        self._arriving.clear()
+        self._waiting.fail_all(PeerLost(f"the arena of {self.producer} is gone"))
+        self._close()
+        if not self._closing:
+            self._on_lost(self)
+
+    def _close_if_done(self) -> None:
+        if self._closing and not self.lost and not self._taken and not self._machine.lingering:
+            self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._woken_fd)
+        self._socket.close()
+        handshake.close_all([self._wake_fd, self._woken_fd])
+        self._giants.clear()
+        self._inbox.close()
+        self._outbox.close()
+        self._unmap()
+
+    def _unmap(self) -> None:
+        # Views that are still alive keep the map until they are gone.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+async def attach(
+    path: str,
+    name: str,
+    *,
+    on_arrival: Callable[[Arrival], None],
+    on_lost: Callable[[Attachment], None],
+    traffic: dict[str, Traffic] | None = None,
+    timeout_s: float = 5.0,
+) -> Attachment:
+    """Attach to the arena that listens at `path`; `name` is this process's incarnation.
+
+    What is taken is counted in `traffic`, by edge.
+    Raises ConfigError without sealed memory, TransferTimeout, PeerLost when nobody
+    listens or the producer goes, DescriptorRefused when it refuses or cannot be understood.
+    """
+    if (reason := memory.unavailable()) is not None:
+        raise ConfigError(reason)
+    loop = asyncio.get_running_loop()
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        peer.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(peer, path)
+            if not handshake.is_same_user(peer):
+                raise DescriptorRefused(f"{path} belongs to a process of another user")
+            prepare, fds = await _receive(peer)
+            handshake.close_all(fds)
+            if not isinstance(prepare, Prepare):
+                raise _refusal(prepare)
+            if prepare.version != handshake.VERSION:
+                raise DescriptorRefused(f"the arena speaks version {prepare.version}")
+            if not 0 < prepare.outbox_bytes <= outbox_bytes(_MOST_CLAIMS):
+                raise DescriptorRefused("the arena asks for an outbox that is too large")
+            outbox_fd, outbox = memory.create(f"antiphon-outbox-{name}"[:200], prepare.outbox_bytes)
+            try:
+                hello = Hello(handshake.VERSION, name, prepare.outbox_bytes)
+                handshake.send(peer, hello, [outbox_fd])
+            finally:
+                os.close(outbox_fd)
+            welcome, fds = await _receive(peer)
+        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic)
+        return _attached(peer, name, welcome, fds, outbox, callbacks)
+    except TimeoutError:
+        peer.close()
+        raise TransferTimeout(f"the arena at {path} did not answer in time") from None
+    except OSError as error:
+        peer.close()
+        raise PeerLost(f"no arena at {path}: {error}") from error
+    except BaseException:
+        peer.close()
+        raise
+
+
+def _attached(
+    peer: socket.socket,
+    name: str,
+    welcome: handshake.Message | None,
+    fds: list[int],
+    outbox: mmap.mmap,
+    callbacks: tuple[Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic]],
+) -> Attachment:
+    try:
+        if not isinstance(welcome, Welcome) or len(fds) != 4:
+            raise _refusal(welcome)
+        arena = memory.attach(fds[0], welcome.arena_bytes)
+        inbox = memory.attach(fds[1], welcome.outbox_bytes)
+        woken_fd, wake_fd = fds[2:]
+        attachment = Attachment(
+            peer,
+            name,
+            welcome,
+            arena,
+            Outbox(outbox, wake_fd),
+            Inbox(inbox, woken_fd),
+            (wake_fd, woken_fd),
+            *callbacks,
+        )
+    except BaseException:
+        handshake.close_all(fds)
+        raise
+    handshake.close_all(fds[:2])
+    return attachment
+
+
+async def _receive(peer: socket.socket) -> tuple[handshake.Message | None, list[int]]:
+    """The next message of a handshake, waiting for it on the loop."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(peer.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(peer.fileno())
+    return handshake.receive(peer)
+
+
+def _refusal(message: handshake.Message | None) -> DescriptorRefused | PeerLost:
+    if message is None:
+        return PeerLost("the producer went during the greeting")
+    if isinstance(message, Refusal):
+        return DescriptorRefused(f"the arena refuses this consumer: {message.reason}")
+    return DescriptorRefused("the arena's greeting cannot be understood")

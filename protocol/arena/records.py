@@ -1,0 +1,114 @@
+"""What the two ends of an arena write for each other.
+
+Each connection has two outboxes, rings of fixed records in memory that one end writes
+and the other only reads. Writing a record makes no system call; one write to an eventfd
+then says how many there are. The reader reads as many as the eventfd counted, so no
+position is shared and no memory order is relied upon beyond the kernel's.
+
+The rings cannot overflow. A consumer has a bounded number of claims and unanswered
+abandons; each stands for at most one record on its way there and one back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from protocol.connector_errors import DescriptorRefused
+
+RECORD = struct.Struct("<IIQQQ")
+"""kind, slot, generation, offset, key."""
+
+
+class Kind(IntEnum):
+    """What a record says. OFFER and ABANDON come from the producer, the rest go to it."""
+
+    OFFER = 1
+    ABANDON = 2
+    RELEASE = 3
+    ABANDON_SEEN = 4
+
+
+class Record(NamedTuple):
+    """One record. `offset` is `GIANT` for a payload with memory of its own."""
+
+    kind: int
+    slot: int
+    generation: int
+    offset: int
+    key: int
+
+
+GIANT = 2**64 - 1
+
+
+def outbox_bytes(claims: int) -> int:
+    """The size of an outbox for a consumer with at most `claims` claims."""
+    return 2 * claims * RECORD.size
+
+
+class Outbox:
+    """The writing end of a ring of records; `flush` wakes the reader once for all."""
+
+    def __init__(self, memory: mmap.mmap, wake_fd: int) -> None:
+        self._memory = memory
+        self._size = len(memory)
+        self._wake_fd = wake_fd
+        self._position = 0
+        self._written = 0
+
+    def write(self, kind: Kind, slot: int, generation: int, offset: int, key: int) -> None:
+        """Add a record that the reader sees after the next `flush`."""
+        RECORD.pack_into(self._memory, self._position, kind, slot, generation, offset, key)
+        self._position += RECORD.size
+        if self._position == self._size:
+            self._position = 0
+        self._written += 1
+
+    def flush(self) -> None:
+        """Wake the reader, if there is anything to read."""
+        if self._written:
+            written, self._written = self._written, 0
+            os.eventfd_write(self._wake_fd, written)
+
+    def close(self) -> None:
+        """Unmap the ring."""
+        self._memory.close()
+
+
+class Inbox:
+    """The reading end of a ring of records."""
+
+    def __init__(self, memory: mmap.mmap, wake_fd: int) -> None:
+        self._memory = memory
+        self._size = len(memory)
+        self._wake_fd = wake_fd
+        self._position = 0
+
+    def read(self) -> list[Record]:
+        """The records that the writer has flushed since the last time; none without any.
+
+        Raises DescriptorRefused when the writer claims more than the ring holds.
+        """
+        try:
+            count = os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return []
+        if count * RECORD.size > self._size:
+            raise DescriptorRefused("the peer counts more records than there can be")
+        records = []
+        position = self._position
+        for _ in range(count):
+            records.append(Record._make(RECORD.unpack_from(self._memory, position)))
+            position += RECORD.size
+            if position == self._size:
+                position = 0
+        self._position = position
+        return records
+
+    def close(self) -> None:
+        """Unmap the ring."""
+        self._memory.close()

@@ -1,0 +1,176 @@
+"""Slots: which payload lies where, and which consumers may still be reading it.
+
+A slot is filled, then offered to its consumers; each of them has a claim until it has
+released the slot or is gone. No time-out ends a claim: a stopped reader may still hold
+views. A slot's generation grows with each use, so an old descriptor names nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from protocol.connector_errors import DescriptorRefused, NoCredit, PayloadClaimed
+
+OwnerT = TypeVar("OwnerT")
+
+
+class SlotState(StrEnum):
+    """The life of a slot; a free one is not in the table."""
+
+    FILLED = "filled"
+    OFFERED = "offered"
+
+
+@dataclass(slots=True, eq=False)
+class Slot(Generic[OwnerT]):
+    """One payload in the arena, `length` bytes at `offset`.
+
+    `claims` maps each consumer that may read it to the edge that its payload came by.
+    """
+
+    index: int
+    generation: int
+    key: int
+    offset: int
+    length: int
+    owner: OwnerT
+    state: SlotState = SlotState.FILLED
+    claims: dict[str, str] = field(default_factory=dict)
+    abandoned: bool = False
+
+
+class Slots(Generic[OwnerT]):
+    """The table of at most `capacity` slots.
+
+    A consumer has at most `claims_per_consumer` claims and unanswered abandons together,
+    which bounds the records on their way to it and back. `next_key` gives random numbers
+    of 64 bits.
+    """
+
+    def __init__(
+        self, capacity: int, claims_per_consumer: int, next_key: Callable[[], int]
+    ) -> None:
+        self.capacity = capacity
+        self.claims_per_consumer = claims_per_consumer
+        self._next_key = next_key
+        self._slots: dict[int, Slot[OwnerT]] = {}
+        self._unused = list(range(capacity - 1, -1, -1))
+        self._generations = [0] * capacity
+        self._claimed: dict[str, dict[int, None]] = {}
+        self._unanswered: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return not self._unused
+
+    def add_consumer(self, consumer: str) -> None:
+        """`consumer` may have claims from now on."""
+        self._claimed[consumer] = {}
+        self._unanswered[consumer] = 0
+
+    def knows(self, consumer: str) -> bool:
+        """Whether `consumer` is there."""
+        return consumer in self._claimed
+
+    def load(self, consumer: str) -> int:
+        """The consumer's claims and unanswered abandons."""
+        return len(self._claimed[consumer]) + self._unanswered[consumer]
+
+    def fill(self, offset: int, length: int, owner: OwnerT) -> Slot[OwnerT]:
+        """A new slot that no consumer knows yet. Raises NoCredit when all are in use."""
+        if not self._unused:
+            raise NoCredit(f"all {self.capacity} slots of the arena are in use", shared=True)
+        index = self._unused.pop()
+        generation = self._generations[index] = self._generations[index] + 1
+        slot = Slot(index, generation, self._next_key(), offset, length, owner)
+        self._slots[index] = slot
+        return slot
+
+    def offer(self, slot: Slot[OwnerT], claims: Mapping[str, str]) -> None:
+        """Give each consumer its claim; `claims` maps consumers to edges.
+
+        Raises NoCredit, with nothing changed, when one of them has too many.
+        """
+        if slot.state is not SlotState.FILLED:
+            raise PayloadClaimed("the payload has been offered already")
+        for consumer in claims:
+            if self.load(consumer) >= self.claims_per_consumer:
+                raise NoCredit(f"{consumer} holds {self.claims_per_consumer} payloads", shared=True)
+        slot.state = SlotState.OFFERED
+        slot.claims.update(claims)
+        for consumer in claims:
+            self._claimed[consumer][slot.index] = None
+
+    def renew(self, slot: Slot[OwnerT]) -> None:
+        """Make the slot's place ready for other content: what named it names nothing now.
+
+        Raises PayloadClaimed once it has been offered.
+        """
+        if slot.state is not SlotState.FILLED:
+            raise PayloadClaimed("a consumer may be reading the payload")
+        slot.generation = self._generations[slot.index] = slot.generation + 1
+        slot.key = self._next_key()
+
+    def find(self, index: int, generation: int, key: int) -> Slot[OwnerT]:
+        """The slot that these name. Raises DescriptorRefused when they name none."""
+        slot = self._slots.get(index)
+        if slot is None or slot.generation != generation or slot.key != key:
+            raise DescriptorRefused("the descriptor names no payload of this arena")
+        return slot
+
+    def release(self, slot: Slot[OwnerT], consumer: str) -> str:
+        """End the consumer's claim; the edge that it was on.
+
+        Raises DescriptorRefused when it has none. The caller frees a slot without claims.
+        """
+        edge = slot.claims.pop(consumer, None)
+        if edge is None:
+            raise DescriptorRefused(f"{consumer} has no claim on the payload")
+        del self._claimed[consumer][slot.index]
+        return edge
+
+    def abandon(self, slot: Slot[OwnerT]) -> list[str]:
+        """The producer takes its offer back: the consumers that must be told, once each."""
+        if slot.abandoned:
+            return []
+        slot.abandoned = True
+        for consumer in slot.claims:
+            self._unanswered[consumer] += 1
+        return list(slot.claims)
+
+    def abandon_answered(self, consumer: str) -> None:
+        """`consumer` has seen one abandon. Raises DescriptorRefused when none was due."""
+        if not self._unanswered[consumer]:
+            raise DescriptorRefused(f"{consumer} answers what it was not asked")
+        self._unanswered[consumer] -= 1
+
+    def lose(self, consumer: str) -> list[tuple[Slot[OwnerT], str]]:
+        """The consumer is gone and its claims with it: each slot and edge that it had."""
+        self._unanswered.pop(consumer, None)
+        held = [self._slots[index] for index in self._claimed.pop(consumer, {})]
+        return [(slot, slot.claims.pop(consumer)) for slot in held]
+
+    def free(self, slot: Slot[OwnerT]) -> None:
+        """Make the slot's index reusable. Raises PayloadClaimed while a claim is left."""
+        if slot.claims:
+            raise PayloadClaimed("a consumer may be reading the payload")
+        del self._slots[slot.index]
+        self._unused.append(slot.index)
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical state."""
+        return (
+            tuple(
+                (slot.index, slot.generation, slot.offset, slot.length, slot.state.value,
+                 tuple(sorted(slot.claims.items())), slot.abandoned)
+                for _, slot in sorted(self._slots.items())
+            ),
+            tuple(sorted(self._unanswered.items())),
+        )  # fmt: skip
