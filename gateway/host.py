@@ -26,6 +26,7 @@ from gateway.hosting import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.pools import WEDGED_MS, Pools, Replica
+from protocol.connectors import InlineConnector
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -33,7 +34,7 @@ from protocol.errors import (
     InvalidRequest,
     NotFound,
 )
-from protocol.messages import Close, Report, Run
+from protocol.messages import Close, Output, Report, Run
 from sessions.actions import (
     AskDirectory,
     BindStage,
@@ -48,6 +49,7 @@ from sessions.actions import (
     Reported,
     StageBound,
     StageLost,
+    StageProduced,
     StageUnavailable,
     Tick,
     ToClient,
@@ -145,6 +147,7 @@ class GatewayHost:
         self._hosted: dict[str, _Hosted] = {}
         self._admission = Admission()
         self._directory = MemoryDirectory()
+        self._connector = InlineConnector()
         self._deadlines = Deadlines()
         self._waiting: dict[str, dict[str, None]] = {}
         self._incarnations: dict[str, int] = {}
@@ -431,7 +434,12 @@ class GatewayHost:
         assert not hasattr(report, "waiting")
         hosted = self._hosted.get(report.session)
         if hosted is not None and hosted.replicas.get(replica.stage) is replica:
-            self.handle(report.session, Reported(replica.stage, report))
+            if isinstance(report, Output):
+                payload = self._connector.get(report.payload)
+                piece = StageProduced(replica.stage, report.turn, report.sequence, payload)
+                self.handle(report.session, piece)
+            else:
+                self.handle(report.session, Reported(replica.stage, report))
 
     def _on_ready(self, stage: str) -> None:
         for session in list(self._waiting.get(stage, ())):

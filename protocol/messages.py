@@ -103,6 +103,29 @@ class RaiseFloor(msgspec.Struct, frozen=True, tag="raise_floor"):
     floor: int
 
 
+class Acknowledge(msgspec.Struct, frozen=True, tag="acknowledge"):
+    """The consumer has taken the turn's output up to `through`: it need not be kept.
+
+    Not answered. Until then the worker keeps it, and paces a turn that has too much kept.
+    """
+
+    fence: Fence
+    turn: int
+    through: int
+
+
+class Replay(msgspec.Struct, frozen=True, tag="replay"):
+    """Send the turn's output after `after` again, and its end if it has ended.
+
+    Answered first, with `result` {"lost": n}: the n pieces after `after` are gone.
+    """
+
+    fence: Fence
+    command: str
+    turn: int
+    after: int
+
+
 class Close(msgspec.Struct, frozen=True, tag="close"):
     """Free everything of the session on this stage. Answered, also when it is unknown."""
 
@@ -111,7 +134,9 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
     reason: str
 
 
-Command = Open | Configure | Update | Signal | Run | Feed | RaiseFloor | Close
+Command = (
+    Open | Configure | Update | Signal | Run | Feed | RaiseFloor | Acknowledge | Replay | Close
+)
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
@@ -173,9 +198,10 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
 class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     """What a worker says of itself with each heartbeat.
 
-    `progress` grows whenever the engine gets anything done; `waiting` is work that
-    has been accepted and not finished. Waiting without progress is wedged. With `ready`
-    false the worker is still loading its model and opens no session.
+    `progress` grows whenever the engine gets anything done; `waiting` is work that has
+    been accepted and not finished. Waiting without progress is wedged. `kept_bytes` is
+    output that nobody has acknowledged. With `ready` false the worker is still loading
+    its model and opens no session.
     """
 
     stage: str
@@ -184,6 +210,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     progress: int
     resident_bytes: int = 0
     ready: bool = True
+    kept_bytes: int = 0
 
 
 Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus

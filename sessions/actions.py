@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
+from protocol.payloads import Payload
 from sessions import directory
 from sessions.duplex.events import ClientOutput, ClientVerb
 from sessions.lifecycle import CloseReason
@@ -50,10 +51,24 @@ class StageLost:
 
 @dataclass(frozen=True)
 class Reported:
-    """A worker's report about this session."""
+    """A worker's report about this session, other than a turn's output."""
 
     stage: str
     report: Report
+
+
+@dataclass(frozen=True)
+class StageProduced:
+    """Piece number `sequence` of the turn's output on `stage`.
+
+    The bytes of `payload` stay readable until the piece is acknowledged or the turn's
+    floor is raised.
+    """
+
+    stage: str
+    turn: int
+    sequence: int
+    payload: Payload
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ Event = (
     | StageUnavailable
     | StageLost
     | Reported
+    | StageProduced
     | ClientSaid
     | ClientBlocked
     | CloseRequested

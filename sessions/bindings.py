@@ -16,6 +16,7 @@ import msgspec
 from protocol.connectors import Descriptor, InlineDescriptor
 from protocol.errors import CapacityExceeded, ErrorInfo
 from protocol.messages import (
+    Acknowledge,
     Answer,
     Close,
     Command,
@@ -179,6 +180,11 @@ class Binding:
         """Give more input to a running turn. Raises CapacityExceeded as `run` does."""
         descriptor = None if payload is None else InlineDescriptor(payload)
         self._turn_command(Feed(self._fence(), turn, descriptor, last))
+
+    def acknowledge(self, turn: int, through: int) -> None:
+        """The turn's output up to `through` was taken; a worker that is gone keeps nothing."""
+        if self.ready:
+            self._send(Acknowledge(self._fence(), turn, through))
 
     def raise_floor(self, lane: str, floor: int, turns: set[int]) -> None:
         """Cancel `turns`, which are all of the lane's turns below `floor`."""

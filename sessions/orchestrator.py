@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import CapacityExceeded, EngineFailed, EngineLost, ErrorInfo
-from protocol.messages import Output, TurnEnded, TurnStatus
+from protocol.messages import TurnEnded, TurnStatus
 from protocol.payloads import Payload, PayloadType, text_payload
+from sessions.actions import StageProduced
 from sessions.bindings import Binding
 from sessions.clauses import Clauses
 from sessions.lanes import DEFAULT_LANE, Lanes
@@ -26,10 +27,16 @@ CLAUSES_IN_FLIGHT = 2
 
 @dataclass(frozen=True)
 class Produced:
-    """A piece of output on a port that the turn asked for."""
+    """A piece of output on a port that the turn asked for.
+
+    It is number `sequence` of what `stage` makes in this turn, and is kept there until
+    `acknowledge` names it.
+    """
 
     turn: int
     port: str
+    stage: str
+    sequence: int
     payload: Payload
 
 
@@ -127,20 +134,20 @@ class Orchestrator:
         self._watch_waiting(flow, now_ms)
         return turn
 
-    def output(self, stage: str, output: Output, now_ms: float) -> None:
+    def output(self, piece: StageProduced, now_ms: float) -> None:
         """A stage produced a piece of the turn's output."""
-        flow = self._flows.get(output.turn)
+        flow = self._flows.get(piece.turn)
         if flow is None or not self._lanes.wanted(flow.lane, flow.turn):
             return
-        payload = output.payload.payload
+        stage, payload = piece.stage, piece.payload
         if not flow.ports and stage in flow.stages:
-            self._emit(Produced(flow.turn, stage, payload))
+            self._emit(Produced(flow.turn, stage, stage, piece.sequence, payload))
         for port in sorted(flow.ports):
             if self._pipeline.outputs[port] == stage:
-                self._emit(Produced(flow.turn, port, payload))
+                self._emit(Produced(flow.turn, port, stage, piece.sequence, payload))
         for edge_flow in flow.edges:
             if edge_flow.edge.source == stage and payload.type is PayloadType.TEXT:
-                edge_flow.clauses.push(payload.data.decode())
+                edge_flow.clauses.push(bytes(payload.data).decode())
                 self._cut(flow, edge_flow)
                 self._advance(flow, edge_flow, now_ms)
 
@@ -162,6 +169,10 @@ class Orchestrator:
         if flow.turn in self._flows and flow.stages <= flow.ended.keys():
             del self._flows[flow.turn]
             self._emit(self._result(flow, None))
+
+    def acknowledge(self, turn: int, stage: str, through: int) -> None:
+        """The turn's output from `stage` up to `through` was taken, and need not be kept."""
+        self._bindings[stage].acknowledge(turn, through)
 
     def take(self, turn: int, now_ms: float) -> None:
         """The client side took all audio of one clause: its credit returns."""

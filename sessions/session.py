@@ -28,6 +28,7 @@ from sessions.actions import (
     Reported,
     StageBound,
     StageLost,
+    StageProduced,
     StageUnavailable,
     Tick,
     ToClient,
@@ -131,6 +132,9 @@ class Session:
                 self._stage_lost(event.stage)
             case Reported():
                 self._reported(event)
+            case StageProduced():
+                if self.state is State.ACTIVE and self._bindings[event.stage].ready:
+                    self._machine.produced(event, now_ms)
             case ClientSaid():
                 if self.state is State.ACTIVE:
                     self._machine.client(event.verb, now_ms)

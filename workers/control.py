@@ -17,6 +17,7 @@ from protocol.errors import (
     SessionStateLost,
 )
 from protocol.messages import (
+    Acknowledge,
     Answer,
     Close,
     Command,
@@ -25,6 +26,7 @@ from protocol.messages import (
     Fence,
     Open,
     RaiseFloor,
+    Replay,
     Report,
     Run,
     Signal,
@@ -47,6 +49,7 @@ from workers.control_events import (
     Noticed,
     OperationDone,
     OutputRefused,
+    SendOutput,
     SendReport,
     Settle,
     ShuttingDown,
@@ -88,6 +91,11 @@ class Control:
     def waiting(self) -> int:
         """Turns that run and commands that wait."""
         return self._totals.turns + self._totals.waiting
+
+    @property
+    def kept_bytes(self) -> int:
+        """Output that no consumer has acknowledged yet, in all sessions."""
+        return self._totals.kept_bytes
 
     @property
     def progress(self) -> int:
@@ -203,6 +211,10 @@ class Control:
                 session.update(command, now_ms)
             case RaiseFloor():
                 session.raise_floor(command, now_ms)
+            case Acknowledge():
+                session.acknowledge(command)
+            case Replay():
+                session.replay(command)
             case Close():
                 self._refuse_reopen(fence.session)
                 session.close(command.command, now_ms)
@@ -240,6 +252,7 @@ class Control:
             self._totals,
             self._actions_append,
             self._report,
+            self._send_output,
         )
         self._sessions[fence.session] = session
         session.command(command, now_ms)
@@ -270,12 +283,12 @@ class Control:
         """Tell the sender, in the form that its command is answered in."""
         name = command.fence.session
         match command:
-            case Open() | Configure() | Signal() | Close():
+            case Open() | Configure() | Signal() | Replay() | Close():
                 self._report(gateway, Answer(name, command.command, error.info()))
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
                 self._report(gateway, ended)
-            case Update() | Feed() | RaiseFloor():
+            case Update() | Feed() | RaiseFloor() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:
@@ -330,6 +343,10 @@ class Control:
 
     def _actions_append(self, action: Action) -> None:
         self._actions.append(action)
+
+    def _send_output(self, output: SendOutput) -> None:
+        if output.gateway in self._gateways:
+            self._actions.append(output)
 
     def _report(self, gateway: str, report: Report) -> None:
         if gateway in self._gateways:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -11,6 +11,8 @@ import msgspec
 from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
+from protocol.payloads import Payload
+from workers.retention import RetentionLimits
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ControlLimits:
     """
 
     sessions: int = 256
-    turns_per_session: int = 4
+    turns_per_session: int = 16
     turns: int = 64
     waiting_commands: int = 256
     held_inputs: int = 512
@@ -37,6 +39,7 @@ class ControlLimits:
     remembered_answers: int = 256
     remembered_turns: int = 256
     remembered_fences: int = 4096
+    retention: RetentionLimits = field(default_factory=RetentionLimits)
 
 
 # Events
@@ -94,7 +97,7 @@ class Emitted(msgspec.Struct, frozen=True):
 
     session: str
     turn: int
-    payload: Descriptor
+    payload: Payload
 
 
 class OutputRefused(msgspec.Struct, frozen=True):
@@ -235,6 +238,24 @@ class FreeSession(msgspec.Struct, frozen=True):
     session: str
 
 
+class PaceTurn(msgspec.Struct, frozen=True):
+    """The turn's engine is to wait before it makes more, or may go on."""
+
+    session: str
+    turn: int
+    wait: bool
+
+
+class SendOutput(msgspec.Struct, frozen=True):
+    """Send a piece of a turn's output to the gateway, the first time or again."""
+
+    gateway: str
+    session: str
+    turn: int
+    sequence: int
+    payload: Payload
+
+
 class SendReport(msgspec.Struct, frozen=True):
     """Send `report` to the gateway."""
 
@@ -252,5 +273,7 @@ Action = (
     | CancelTurn
     | AbandonTurn
     | FreeSession
+    | PaceTurn
+    | SendOutput
     | SendReport
 )

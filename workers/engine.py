@@ -11,7 +11,7 @@ gateway. Third parties register theirs in the entry-point group
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,13 +23,19 @@ EmitEvent = Callable[[str, dict[str, Any]], None]
 """Report something that the engine noticed outside any turn: (name, arguments)."""
 
 
+async def no_wait() -> None:
+    """Room for output is there at once."""
+
+
 @dataclass
 class Turn:
     """One unit of work handed to an engine session.
 
     `inputs` yields the payloads of the turn in order and ends after the last; a
     turn that streams (text clauses into a voice) gets them one by one. `emit`
-    hands an output piece to the runtime and may be called only on the loop.
+    hands an output piece to the runtime and may be called only on the loop. `room`
+    waits while too much output of the session has not been taken by its consumer: an
+    engine that makes much awaits it between pieces.
     """
 
     number: int
@@ -37,6 +43,7 @@ class Turn:
     parameters: dict[str, Any]
     inputs: AsyncIterator[Payload]
     emit: Callable[[Payload], None]
+    room: Callable[[], Awaitable[None]] = no_wait
 
 
 @dataclass
@@ -77,6 +84,7 @@ class EngineSession(ABC):
         """
         raise NotImplementedError("this engine takes no signals")
 
+    @abstractmethod
     def close(self) -> None:
         """Free everything that the session holds. Running turns are cancelled before."""
 

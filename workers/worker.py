@@ -55,6 +55,8 @@ from workers.control_events import (
     OpenSession,
     OperationDone,
     OutputRefused,
+    PaceTurn,
+    SendOutput,
     SendReport,
     Settle,
     ShuttingDown,
@@ -77,6 +79,7 @@ _STOP_S = 3.0
 class _RunningTurn:
     task: asyncio.Task[dict[str, Any] | ErrorInfo]
     inputs: TurnInputs
+    room: asyncio.Event
 
 
 class Worker:
@@ -217,12 +220,17 @@ class Worker:
             control.progress,
             resident_bytes(),
             control.ready,
+            control.kept_bytes,
         )
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case SendReport():
                 self._send(action)
+            case SendOutput():
+                self._send_output(action)
+            case PaceTurn():
+                self._pace(action)
             case ApplyInput():
                 self._apply(action)
             case FeedTurn():
@@ -253,12 +261,29 @@ class Worker:
             # The link has just gone; the control side is about to be told.
             return
         except (CapacityExceeded, InvalidRequest) as error:
-            if isinstance(report, Output):
-                self._tell(OutputRefused(report.session, report.turn, error.info()))
-                return
             # Nothing but output may be missing: a gateway this far behind starts afresh.
             _log.error("gateway_dropped", gateway=action.gateway, reason=error.message)
             self._endpoint.drop(action.gateway)
+
+    def _send_output(self, action: SendOutput) -> None:
+        descriptor = self._connector.put(action.payload)
+        output = Output(action.session, action.turn, action.sequence, descriptor)
+        try:
+            self._endpoint.send(action.gateway, output)
+        except EngineLost:
+            # It stays kept; whether anybody asks for it again is the gateway's to say.
+            return
+        except (CapacityExceeded, InvalidRequest) as error:
+            self._tell(OutputRefused(action.session, action.turn, error.info()))
+
+    def _pace(self, action: PaceTurn) -> None:
+        running = self._turns.get((action.session, action.turn))
+        if running is None:
+            return
+        if action.wait:
+            running.room.clear()
+        else:
+            running.room.set()
 
     # Between the control side and the engine
 
@@ -314,13 +339,19 @@ class Worker:
         def emit(payload: Payload) -> None:
             # What an engine's thread hands over after its turn has ended is not wanted.
             if (running := self._turns.get(key)) is not None and running.inputs is inputs:
-                self._tell(Emitted(*key, self._connector.put(payload)))
+                self._tell(Emitted(*key, payload))
 
-        turn = Turn(action.turn, action.lane, action.parameters, inputs, emit)
+        room = asyncio.Event()
+        room.set()
+
+        async def wait_for_room() -> None:
+            await room.wait()
+
+        turn = Turn(action.turn, action.lane, action.parameters, inputs, emit, wait_for_room)
         task = self._tasks.create_task(
             self._run(self._sessions[action.session], action.session, turn)
         )
-        self._turns[key] = _RunningTurn(task, inputs)
+        self._turns[key] = _RunningTurn(task, inputs, room)
         # Also told when the task is cancelled before its first step.
         task.add_done_callback(lambda done: self._finished(key, done))
 

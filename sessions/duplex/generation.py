@@ -38,9 +38,22 @@ CONTENT_INDEX = 0
 
 @dataclass
 class _Audio:
+    sequence: int
     clause: int
     pcm: bytes
     last: bool
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What `pump` has sent: clauses of which all audio went, and the last pieces gone.
+
+    `text` and `audio` are sequence numbers of the stages that made them; 0 for none.
+    """
+
+    clauses: list[int]
+    text: int
+    audio: int
 
 
 class Generation:
@@ -81,6 +94,7 @@ class Generation:
         self._released = 0
         self._boundaries: list[int] = []
         self._audio: deque[_Audio] = deque()
+        self._text_pieces: deque[tuple[int, int]] = deque()
         self._audible_clause = -1
         self._drained = False
 
@@ -94,9 +108,10 @@ class Generation:
         """Whether `ResponseDone` has been said."""
         return self.response.status is not ResponseStatus.IN_PROGRESS
 
-    def text(self, text: str, now_ms: float) -> None:
-        """The reply goes on with `text`."""
+    def text(self, sequence: int, text: str, now_ms: float) -> None:
+        """The reply goes on with `text`, the text stage's piece number `sequence`."""
         self._text += text
+        self._text_pieces.append((sequence, len(self._text)))
         if self.first_text_at_ms is None and text:
             self.first_text_at_ms = now_ms
 
@@ -106,22 +121,24 @@ class Generation:
         self._boundaries.append(start + len(text))
         self.playback.clause(text)
 
-    def audio(self, clause: int, pcm: bytes, last: bool) -> None:
-        """The voice said `pcm` (PCM16, 24 kHz); `last` ends the clause."""
-        self._audio.append(_Audio(clause, pcm, last))
+    def audio(self, sequence: int, clause: int, pcm: bytes, last: bool) -> None:
+        """The voice said `pcm` (PCM16, 24 kHz), its piece `sequence`; `last` ends the clause."""
+        self._audio.append(_Audio(sequence, clause, pcm, last))
 
     def drained(self) -> None:
         """All stages have ended: when everything is sent, the response is complete."""
         self._drained = True
 
-    def pump(self, now_ms: float, blocked: bool) -> list[int]:
-        """Send what may be sent now; the clauses of which all audio is taken."""
-        taken: list[int] = []
+    def pump(self, now_ms: float, blocked: bool) -> Taken:
+        """Send what may be sent now; what of it has been taken."""
+        clauses: list[int] = []
+        audio = 0
         if blocked or self.done:
-            return taken
+            return Taken(clauses, 0, 0)
         self._release_text()
         while self._audio and self.playback.may_send_at_ms(self._lead_ms) <= now_ms:
             piece = self._audio.popleft()
+            audio = piece.sequence
             if piece.pcm:
                 self._start_item()
                 self.playback.sent(piece.clause, len(piece.pcm) // 2, now_ms)
@@ -135,8 +152,17 @@ class Generation:
             self._audible_clause = max(self._audible_clause, piece.clause)
             self._release_text()
             if piece.last:
-                taken.append(piece.clause)
-        return taken
+                clauses.append(piece.clause)
+        text = 0
+        while self._text_pieces and self._text_pieces[0][1] <= self._released:
+            text, _ = self._text_pieces.popleft()
+        return Taken(clauses, text, audio)
+
+    def unsent(self) -> Taken:
+        """What waits and never will be sent, as if it had been taken."""
+        text = self._text_pieces[-1][0] if self._text_pieces else 0
+        audio = self._audio[-1].sequence if self._audio else 0
+        return Taken([], text, audio)
 
     def deadline(self) -> float | None:
         """When more audio may be sent."""

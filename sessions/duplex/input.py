@@ -163,6 +163,12 @@ class Input:
                 item_id = self._speaking
                 context.emit(SpeechStopped(item_id, end_ms))
                 self._committed(item_id, start_ms, end_ms, detection.create_response)
+            case "input_lost" | "input_failed":
+                lost = SessionStateLost(
+                    str(event.arguments.get("message", "a stretch of the input audio was lost")),
+                    code="input_audio_lost",
+                )
+                context.emit(Refused(lost.info(), None))
             case "input_dropped":
                 lost_ms = int(event.arguments["ms"])
                 error = CapacityExceeded(
@@ -179,7 +185,8 @@ class Input:
             return False
         part = self._part(hearing)
         if part is not None:
-            part.text = (part.text or "") + event.payload.data.decode()
+            part.text = (part.text or "") + bytes(event.payload.data).decode()
+        self._context.orchestrator.acknowledge(event.turn, event.stage, event.sequence)
         return True
 
     def ended(self, event: FlowEnded) -> bool:

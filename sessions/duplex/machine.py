@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
-from protocol.messages import Output, Report, StageEvent, TurnEnded
-from sessions.actions import TurnMeasured
+from protocol.messages import Report, StageEvent, TurnEnded
+from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.duplex import events as said
 from sessions.duplex.context import DuplexContext
@@ -209,10 +209,14 @@ class DuplexMachine:
         match report:
             case StageEvent():
                 self._input.stage_event(report)
-            case Output():
-                self._context.orchestrator.output(stage, report, now_ms)
             case TurnEnded():
                 self._context.orchestrator.ended(stage, report, now_ms)
+        self._pump()
+
+    def produced(self, piece: StageProduced, now_ms: float) -> None:
+        """A stage made a piece of a turn's output."""
+        self._context.now_ms = now_ms
+        self._context.orchestrator.output(piece, now_ms)
         self._pump()
 
     def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:

@@ -19,7 +19,7 @@ from sessions.duplex.events import (
     ResponseStatus,
     Usage,
 )
-from sessions.duplex.generation import Generation
+from sessions.duplex.generation import Generation, Taken
 from sessions.duplex.playback import Playback
 from sessions.duplex.settings import check_instructions, check_voice
 from sessions.lanes import DEFAULT_LANE
@@ -179,10 +179,16 @@ class Replies:
         self._context.progress()
         match event:
             case Produced(port="text"):
-                generation.text(event.payload.data.decode(), self._context.now_ms)
+                text = bytes(event.payload.data).decode()
+                generation.text(event.sequence, text, self._context.now_ms)
             case Produced(port="audio"):
                 attributes = event.payload.attributes
-                generation.audio(attributes["clause"], event.payload.data, attributes["clause_end"])
+                generation.audio(
+                    event.sequence,
+                    attributes["clause"],
+                    event.payload.data,
+                    attributes["clause_end"],
+                )
             case ClauseCut():
                 generation.clause(event.text)
             case FlowEnded(error=None):
@@ -201,17 +207,27 @@ class Replies:
                 self.spoken = True
             if generation.item is not None and generation.spoken:
                 self._playbacks.setdefault(generation.item.id, generation.playback)
-            for _ in taken:
-                if generation.turn is not None:
+            self._acknowledge(generation, taken)
+            if taken.clauses and generation.turn is not None:
+                for _ in taken.clauses:
                     context.orchestrator.take(generation.turn, context.now_ms)
-            if taken:
-                generation.pump(context.now_ms, blocked)
+                self._acknowledge(generation, generation.pump(context.now_ms, blocked))
             if generation.playback.sent_ms != sent_ms:
                 context.progress()
             if generation.complete and not blocked and not generation.done:
                 self._complete(generation)
         while len(self._playbacks) > PLAYBACKS_KEPT:
             self._playbacks.pop(next(iter(self._playbacks)))
+
+    def _acknowledge(self, generation: Generation, taken: Taken) -> None:
+        """Tell the stages what of their output was sent, and need not be kept."""
+        context = self._context
+        if generation.turn is None:
+            return
+        if taken.text:
+            context.orchestrator.acknowledge(generation.turn, context.roles.think, taken.text)
+        if taken.audio:
+            context.orchestrator.acknowledge(generation.turn, context.roles.speak, taken.audio)
 
     def _response(self, modalities: tuple[str, ...], voice: str, in_conversation: bool) -> Response:
         context = self._context
@@ -329,6 +345,7 @@ class Replies:
         context = self._context
         del self._generations[generation.response.id]
         del self._requests[generation.response.id]
+        self._acknowledge(generation, generation.unsent())
         generation.finish(status, reason, error)
         context.orchestrator.forget(generation.lane)
         context.measured(_measured(generation))

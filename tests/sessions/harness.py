@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.connectors import InlineDescriptor
+from protocol.connectors import Descriptor, InlineDescriptor
 from protocol.errors import CapacityExceeded, ErrorInfo
 from protocol.messages import (
     Answer,
@@ -12,7 +12,6 @@ from protocol.messages import (
     Command,
     Feed,
     Open,
-    Output,
     Run,
     StageEvent,
     TurnEnded,
@@ -31,6 +30,7 @@ from sessions.actions import (
     Reported,
     StageBound,
     StageLost,
+    StageProduced,
     StageUnavailable,
     Tick,
     ToClient,
@@ -41,6 +41,13 @@ from sessions.directory import MemoryDirectory
 from sessions.duplex.events import ClientVerb, SessionCreated
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
 from sessions.session import Identity, Session
+
+
+def payload_of(descriptor: Descriptor) -> Payload:
+    """What a command carries; the session core always hands payloads over whole."""
+    assert isinstance(descriptor, InlineDescriptor)
+    return descriptor.payload
+
 
 PCM_MS = b"\x00\x00" * 24
 """One ms of audio at 24 kHz."""
@@ -168,8 +175,7 @@ class Harness:
         """A stage produces a piece of a turn."""
         key = (stage, turn)
         self._output_sequence[key] = self._output_sequence.get(key, 0) + 1
-        output = Output("sess_1", turn, self._output_sequence[key], InlineDescriptor(payload))
-        self.feed(Reported(stage, output))
+        self.feed(StageProduced(stage, turn, self._output_sequence[key], payload))
 
     def text(self, stage: str, turn: int, text: str) -> None:
         """A stage produces text."""
@@ -232,7 +238,7 @@ class Harness:
             if stage != "speak" or not isinstance(command, Run | Feed) or command.turn != turn:
                 continue
             descriptors = command.inputs if isinstance(command, Run) else [command.payload]
-            texts += [d.payload.data.decode() for d in descriptors if d is not None]
+            texts += [payload_of(d).data.decode() for d in descriptors if d is not None]
         return texts
 
     # Whole stretches of a conversation

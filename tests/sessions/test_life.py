@@ -29,7 +29,7 @@ from sessions.lifecycle import (
     Trigger,
 )
 from sessions.pipeline import Limits
-from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
+from tests.sessions.harness import PCM_MS, Harness, payload_of, voice_pipeline
 
 
 def test_open_binds_every_stage_in_order() -> None:
@@ -177,7 +177,7 @@ def test_the_next_turn_waits_for_the_new_worker_and_knows_the_conversation(stage
     harness.audio(turn, 0, 100)
     harness.done("speak", turn)
     assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
-    assert b"First question?" in harness.last_run("think").inputs[0].payload.data
+    assert b"First question?" in payload_of(harness.last_run("think").inputs[0]).data
 
 
 def test_a_turn_does_not_wait_for_ever_for_a_worker() -> None:

@@ -40,7 +40,7 @@ from sessions.duplex.events import (
     SettingsUpdated,
     TruncateItem,
 )
-from tests.sessions.harness import PCM_MS, Harness
+from tests.sessions.harness import PCM_MS, Harness, payload_of
 
 NO_VAD = PatchSettings({"audio": {"input": {"turn_detection": None}}})
 
@@ -147,7 +147,7 @@ def test_a_response_asked_for_right_after_a_commit_waits_for_the_words() -> None
     hearing = harness.last_run("listen").turn
     harness.text("listen", hearing, "Hi.")
     harness.done("listen", hearing)
-    conversation = read_conversation(harness.last_run("think").inputs[0].payload)
+    conversation = read_conversation(payload_of(harness.last_run("think").inputs[0]))
     assert conversation[0].text == "Hi."
 
 
@@ -188,7 +188,7 @@ def test_items_are_inserted_where_they_were_asked_for() -> None:
     previous = [(added.item.id, added.previous_item_id) for added in harness.all(ItemAdded)]
     assert previous == [("a", None), ("c", "a"), ("b", "a"), ("first", None)]
     harness.say(CreateResponse())
-    conversation = harness.last_run("think").inputs[0].payload
+    conversation = payload_of(harness.last_run("think").inputs[0])
     assert len(read_conversation(conversation)) == 4
 
 
@@ -197,7 +197,7 @@ def test_an_item_with_audio_is_transcribed() -> None:
     part = Part(PartKind.INPUT_AUDIO, None, audio=PCM_MS * 300)
     harness.say(CreateItem(Item("spoken", Role.USER, ItemStatus.COMPLETED, [part])))
     run = harness.last_run("listen")
-    assert run.inputs[0].payload.type is PayloadType.AUDIO
+    assert payload_of(run.inputs[0]).type is PayloadType.AUDIO
     harness.text("listen", run.turn, "Good morning.")
     harness.done("listen", run.turn)
     harness.say(RetrieveItem("spoken"))
@@ -212,7 +212,7 @@ def test_a_deleted_item_is_gone_from_the_conversation() -> None:
     harness.say(DeleteItem("a"))
     assert harness.one(ItemDeleted).item_id == "a"
     harness.say(CreateResponse())
-    conversation = read_conversation(harness.last_run("think").inputs[0].payload)
+    conversation = read_conversation(payload_of(harness.last_run("think").inputs[0]))
     assert [message.text for message in conversation] == ["Two."]
 
 
@@ -272,7 +272,7 @@ def test_response_options_override_the_session() -> None:
     )
     run = harness.last_run("think")
     assert run.parameters == {"instructions": "Shout.", "max_output_tokens": 5}
-    assert [m.text for m in read_conversation(run.inputs[0].payload)] == ["Given."]
+    assert [m.text for m in read_conversation(payload_of(run.inputs[0]))] == ["Given."]
     harness.text("think", run.turn, "OK.")
     harness.done("think", run.turn)
     assert harness.last_run("speak").parameters["voice"] == "joe"
@@ -370,3 +370,9 @@ def test_what_a_response_works_from_is_bounded(verb: CreateResponse, field: str)
     harness.say(verb)
     assert harness.one(Refused).error.field == field
     assert not harness.sent(Run)
+
+
+def test_lost_input_is_told() -> None:
+    harness = Harness()
+    harness.notice("input_lost", first=3, last=5)
+    assert harness.one(Refused).error.code == "input_audio_lost"

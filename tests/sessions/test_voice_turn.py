@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.messages import Feed, RaiseFloor, Run, Update
+from protocol.messages import Acknowledge, Feed, RaiseFloor, Run, Update
 from protocol.payloads import read_conversation
 from sessions.duplex.events import (
     AppendAudio,
@@ -20,7 +20,7 @@ from sessions.duplex.events import (
     TextDelta,
     TruncateItem,
 )
-from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
+from tests.sessions.harness import PCM_MS, Harness, payload_of, voice_pipeline
 
 THREE = ["First of all, ", "here is the second clause. ", "And this is the third one."]
 
@@ -79,7 +79,7 @@ def test_the_reply_sees_the_whole_conversation() -> None:
     harness.audio(turn, 0, 10)
     harness.done("speak", turn)
     harness.hear("Three.")
-    payload = harness.last_run("think").inputs[0].payload
+    payload = payload_of(harness.last_run("think").inputs[0])
     said = [(message.role, message.text) for message in read_conversation(payload)]
     assert said == [("user", "One."), ("assistant", "Two."), ("user", "Three.")]
 
@@ -217,7 +217,7 @@ def test_truncate_cuts_the_transcript_to_what_was_played() -> None:
     hearing = harness.last_run("listen").turn
     harness.text("listen", hearing, "Stop.")
     harness.done("listen", hearing)
-    heard = read_conversation(harness.last_run("think").inputs[0].payload)
+    heard = read_conversation(payload_of(harness.last_run("think").inputs[0]))
     assert heard[1].text == "First of all, here is"
 
 
@@ -323,10 +323,40 @@ def test_a_user_who_speaks_on_is_answered_once_with_all_that_was_said() -> None:
     harness.text("listen", second, "what now?")
     harness.done("listen", second)
     (run,) = harness.sent(Run, "think")
-    assert [m.text for m in read_conversation(run.inputs[0].payload)] == ["Well,", "what now?"]
+    assert [m.text for m in read_conversation(payload_of(run.inputs[0]))] == ["Well,", "what now?"]
 
 
 def test_speech_is_announced_with_the_id_of_the_item_to_come() -> None:
     harness = Harness()
     harness.hear("Hello.")
     assert harness.one(SpeechStarted).item_id == harness.all(ItemAdded)[0].item.id
+
+
+def acknowledged(harness: Harness, stage: str, turn: int) -> list[int]:
+    return [a.through for a in harness.sent(Acknowledge, stage) if a.turn == turn]
+
+
+def test_output_is_acknowledged_when_it_has_been_sent_not_before() -> None:
+    harness = Harness(voice_pipeline(lead_ms=500))
+    turn = long_reply(harness)
+    assert acknowledged(harness, "think", turn) == [1]
+    harness.audio(turn, 0, 400, end=False)
+    harness.audio(turn, 0, 400, end=False)
+    harness.audio(turn, 0, 400)
+    assert acknowledged(harness, "speak", turn) == [1, 2]
+    harness.later(400)
+    assert acknowledged(harness, "speak", turn) == [1, 2, 3]
+
+
+def test_a_reply_that_failed_leaves_nothing_to_be_kept() -> None:
+    harness = Harness()
+    turn = long_reply(harness)
+    harness.lose("speak")
+    assert acknowledged(harness, "think", turn)[-1] == 3
+
+
+def test_a_transcript_is_acknowledged_when_it_is_in_its_item() -> None:
+    harness = Harness()
+    turn = harness.speak()
+    harness.text("listen", turn, "Hello.")
+    assert acknowledged(harness, "listen", turn) == [1]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protocol.connectors import InlineDescriptor
 from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.messages import (
+    Acknowledge,
     Answer,
     Close,
     Command,
@@ -22,6 +23,7 @@ from protocol.messages import (
     Output,
     RaiseFloor,
     ReceivedThrough,
+    Replay,
     Report,
     Run,
     Signal,
@@ -53,6 +55,8 @@ from workers.control_events import (
     OpenSession,
     OperationDone,
     OutputRefused,
+    PaceTurn,
+    SendOutput,
     SendReport,
     Settle,
     ShuttingDown,
@@ -62,9 +66,11 @@ from workers.control_events import (
     TurnFinished,
     TurnOutcome,
 )
+from workers.retention import RetentionLimits
 
 FENCE = Fence("s", 1, "g1")
-DATA = InlineDescriptor(text_payload("x"))
+PIECE = text_payload("x")
+DATA = InlineDescriptor(PIECE)
 
 
 @dataclass
@@ -89,6 +95,11 @@ class Bench:
         for action in self.control.handle(event, self.now_ms):
             if isinstance(action, SendReport):
                 self.reports.append((action.gateway, action.report))
+                continue
+            if isinstance(action, SendOutput):
+                descriptor = InlineDescriptor(action.payload)
+                output = Output(action.session, action.turn, action.sequence, descriptor)
+                self.reports.append((action.gateway, output))
                 continue
             mine.append(action)
             self.actions.append(action)
@@ -179,7 +190,7 @@ def test_a_higher_epoch_takes_the_session_over_with_its_running_turn() -> None:
     bench.command(run(1))
     bench.command(Signal(Fence("s", 2, "g2"), "c", "x"), "g2")
     bench.reports.clear()
-    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(Emitted("s", 1, PIECE))
     assert bench.reports == [("g2", Output("s", 1, 1, DATA))]
     bench.command(Signal(FENCE, "c2", "x"))
     assert bench.reports[-1][0] == "g1"
@@ -330,9 +341,9 @@ def test_a_turn_numbers_its_outputs_and_ends_once() -> None:
         StartTurn("s", 1, 1, "default", {"a": 1}, [DATA], True)
     ]
     bench.now_ms = 5
-    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(Emitted("s", 1, PIECE))
     bench.now_ms = 9
-    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(Emitted("s", 1, PIECE))
     bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED, None, {"tokens": 2}))
     bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
     timeline = {"received": 0.0, "queued": 0.0, "started": 0.0, "first_output": 5.0, "done": 9.0}
@@ -374,7 +385,7 @@ def test_raising_the_floor_cancels_what_runs_below_it_in_its_lane() -> None:
     for turn, lane in ((1, "default"), (2, "aside"), (3, "default")):
         bench.command(run(turn, lane))
     assert bench.command(RaiseFloor(FENCE, "default", 3)) == [CancelTurn("s", 1)]
-    bench.tell(Emitted("s", 1, DATA))
+    bench.tell(Emitted("s", 1, PIECE))
     bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
     (ended,) = bench.take()
     assert isinstance(ended, TurnEnded)
@@ -671,3 +682,74 @@ def test_every_run_ends_exactly_once(plan: list[Any]) -> None:
     watch.finish()
     ended = [report.turn for _, report in watch.bench.reports if isinstance(report, TurnEnded)]
     assert sorted(ended) == sorted(sent)
+
+
+def with_output(pieces: int, limits: ControlLimits | None = None) -> Bench:
+    """A running turn that has made `pieces` of one byte."""
+    bench = Bench(limits or ControlLimits()).open()
+    bench.command(run(1))
+    for _ in range(pieces):
+        bench.tell(Emitted("s", 1, PIECE))
+    bench.take()
+    return bench
+
+
+def sequences(reports: list[Report]) -> list[int]:
+    return [report.sequence for report in reports if isinstance(report, Output)]
+
+
+def test_output_is_kept_until_it_is_acknowledged_and_sent_again_when_asked() -> None:
+    bench = with_output(4)
+    bench.command(Acknowledge(FENCE, 1, 2))
+    assert bench.control.kept_bytes == 2
+    bench.command(Replay(FENCE, "again", 1, 2))
+    answer, *outputs = bench.take()
+    assert isinstance(answer, Answer)
+    assert answer.result == {"lost": 0}
+    assert sequences(outputs) == [3, 4]
+
+
+def test_a_replay_of_what_was_acknowledged_states_the_gap() -> None:
+    bench = with_output(4)
+    bench.command(Acknowledge(FENCE, 1, 3))
+    bench.command(Replay(FENCE, "again", 1, 1))
+    answer, *outputs = bench.take()
+    assert isinstance(answer, Answer)
+    assert answer.result == {"lost": 2}
+    assert sequences(outputs) == [4]
+
+
+def test_a_replay_of_an_ended_turn_ends_it_again() -> None:
+    bench = with_output(2)
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    bench.take()
+    bench.command(Replay(FENCE, "again", 1, 0))
+    reports = bench.take()
+    assert sequences(reports) == [1, 2]
+    assert isinstance(reports[-1], TurnEnded)
+
+
+def test_a_turn_with_too_much_output_kept_is_paced() -> None:
+    bench = with_output(0, ControlLimits(retention=RetentionLimits(pieces=2)))
+    assert bench.tell(Emitted("s", 1, PIECE)) == []
+    assert bench.tell(Emitted("s", 1, PIECE)) == [PaceTurn("s", 1, True)]
+    assert bench.command(Acknowledge(FENCE, 1, 1)) == [PaceTurn("s", 1, False)]
+
+
+def test_kept_output_grows_old_and_goes() -> None:
+    bench = with_output(3, ControlLimits(retention=RetentionLimits(age_ms=500)))
+    bench.after(500)
+    assert bench.control.kept_bytes == 0
+
+
+def test_a_raised_floor_frees_what_was_kept() -> None:
+    bench = with_output(3)
+    bench.command(RaiseFloor(FENCE, "default", 2))
+    assert bench.control.kept_bytes == 0
+
+
+def test_a_closed_session_keeps_nothing() -> None:
+    bench = with_output(3)
+    bench.command(Close(FENCE, "close", "client"))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert bench.control.kept_bytes == 0

@@ -115,6 +115,9 @@ class CodecSession(EngineSession):
         """Replace the settings for the turns that start from now on."""
         self._rate_hz = _read_settings(settings)
 
+    def close(self) -> None:
+        """Nothing is held between turns."""
+
     async def run(self, turn: Turn) -> TurnResult:
         """Speak the clauses of `turn` as they come.
 
@@ -169,6 +172,7 @@ class _SpokenTurn:
             self.samples += len(piece) // 2
             # Other sessions' pieces go between, and a cancelled turn stops here.
             await asyncio.sleep(0)
+            await self.turn.room()
 
 
 @dataclass
