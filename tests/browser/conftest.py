@@ -17,18 +17,28 @@ from starlette.routing import Mount
 
 from antiphon.talk.wav import RATE_HZ, write_wav
 from gateway.console_files import ConsoleFiles
+from tests.browser.steps import wait_for
+from tests.deployment import Deployment
 from tests.synthetic.realtime_server import Script, serving
 
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
-    "--use-fake-ui-for-media-stream",
-    "--use-fake-device-for-media-stream",
     "--autoplay-policy=no-user-gesture-required",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
     "--disable-quic",
 ]
+
+MICROPHONE_ALLOWED = (
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+)
+MICROPHONE_DENIED = (
+    "--use-fake-ui-for-media-stream=deny",
+    "--use-fake-device-for-media-stream",
+)
+NO_MICROPHONE = ("--use-fake-ui-for-media-stream", "--disable-audio-input")
 
 OpenPage = Callable[..., Page]
 Serve = Callable[[Script], str]
@@ -59,6 +69,13 @@ def serve() -> Iterator[Serve]:
         yield start
 
 
+@pytest.fixture(scope="session")
+def voice() -> Iterator[Deployment]:
+    """`examples/voice.yaml` as `make run` serves it, on a port of its own."""
+    with Deployment() as deployment:
+        yield deployment
+
+
 @pytest.fixture
 def open_page(playwright: Playwright) -> Iterator[OpenPage]:
     """Open a page in a browser of its own: `open_page(url, microphone=WAV, width=...)`."""
@@ -71,9 +88,10 @@ def open_page(playwright: Playwright) -> Iterator[OpenPage]:
         width: int = 1280,
         height: int = 800,
         dark: bool = False,
+        media: tuple[str, ...] = MICROPHONE_ALLOWED,
         arguments: tuple[str, ...] = (),
     ) -> Page:
-        extra = list(arguments)
+        extra = [*media, *arguments]
         if microphone is not None:
             extra.append(f"--use-file-for-fake-audio-capture={microphone}%noloop")
         browser = playwright.chromium.launch(
@@ -91,7 +109,7 @@ def open_page(playwright: Playwright) -> Iterator[OpenPage]:
             lambda message: problems.append(message.text) if message.type == "error" else None,
         )
         page.goto(url)
-        page.wait_for_function("() => window.antiphon !== undefined")
+        wait_for(page, "window.antiphon !== undefined")
         return page
 
     problems: list[str] = []

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import OpenPage, Serve
-from tests.browser.steps import LOUD, SILENT, speak_and_interrupt, state, wait_for
+from tests.browser.conftest import MICROPHONE_DENIED, NO_MICROPHONE, OpenPage, Serve
+from tests.browser.steps import (
+    LOUD,
+    SILENT,
+    NotHeard,
+    hear_reply,
+    peak,
+    speak_and_interrupt,
+    state,
+    wait_for,
+    write,
+)
 from tests.synthetic.realtime_server import HEARD, Script
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -45,21 +55,15 @@ def test_a_silent_answer_is_not_heard(
     script = Script(reply_ms=(800,), amplitude=0.0)
     sound = microphone([("silence", 1), ("speech", 1), ("silence", 2)])
     page = open_page(serve(script), microphone=sound)
-    page.evaluate(
-        """() => {
-          window.loudest = 0;
-          const look = () => {
-            window.loudest = Math.max(window.loudest, window.antiphon.outputEnergy());
-            requestAnimationFrame(look);
-          };
-          look();
-        }"""
-    )
-    page.get_by_role("button", name="Talk").click()
-    wait_for(page, "window.antiphon.state.turns[0]?.status === 'completed'")
-    wait_for(page, "!window.antiphon.state.playing")
-    assert page.evaluate("window.loudest") < SILENT
+    with pytest.raises(NotHeard, match="completed"):
+        speak_and_interrupt(page)
+    assert peak(page) < SILENT
     assert state(page)["turns"][0]["heard"] is None
+    expect(page.get_by_role("alert")).to_have_text("The answer made no sound.")
+    script.amplitude = 0.3
+    write(page, "And now?")
+    hear_reply(page, turn=1)
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_an_answer_is_played_without_gaps_and_counted_to_the_sample(
@@ -247,6 +251,192 @@ def test_no_microphone_outside_a_secure_context(serve: Serve, open_page: OpenPag
     expect(page.get_by_role("alert")).to_contain_text("not secure")
     page.get_by_role("button", name="Talk").click()
     assert state(page)["microphone"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("media", "words"),
+    [(MICROPHONE_DENIED, "The microphone is blocked"), (NO_MICROPHONE, "No microphone was found")],
+)
+def test_without_a_microphone_the_page_says_why_and_typing_works(
+    serve: Serve, open_page: OpenPage, media: tuple[str, ...], words: str
+) -> None:
+    page = open_page(serve(Script(reply_ms=(300,))), media=media)
+    page.get_by_role("button", name="Talk").click()
+    expect(page.get_by_role("alert")).to_contain_text(words)
+    assert state(page)["microphone"] == "unavailable"
+    expect(page.get_by_role("button", name="Talk")).to_have_attribute("aria-pressed", "false")
+    write(page, "Hello")
+    hear_reply(page)
+
+
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    page = open_page(serve(Script()))
+    order = []
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    parts = ["connect", "scroll", "talk", "mute", "interrupt", "message", "BUTTON"]
+    assert order == [*parts, "instructions", "shortcuts", "BODY"]
+
+
+def test_whoever_has_focused_a_control_sees_it(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Script()))
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        style = page.evaluate(
+            """() => {
+              const style = getComputedStyle(document.activeElement);
+              return [style.outlineStyle, parseFloat(style.outlineWidth)];
+            }"""
+        )
+        assert style == ["solid", 3]
+
+
+def test_the_keys_work_beside_a_button_and_can_be_switched_off(
+    serve: Serve, open_page: OpenPage, microphone: Microphone
+) -> None:
+    page = open_page(serve(Script()), microphone=microphone([("silence", 30)]))
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    page.keyboard.press("m")
+    wait_for(page, "window.antiphon.state.microphone === 'muted'")
+    page.keyboard.press("m")
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    page.get_by_role("checkbox", name="Use these keys").uncheck()
+    page.keyboard.press("m")
+    page.get_by_label("Type instead of talking").fill("m")
+    assert state(page)["microphone"] == "on"
+    page.get_by_role("button", name="Stop talking").press("Space")
+    wait_for(page, "window.antiphon.state.microphone === 'off'")
+
+
+def test_an_interrupted_listener_keeps_the_place_of_the_keyboard(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    page = open_page(serve(Script(reply_ms=(60_000,))))
+    write(page, "Hello")
+    hear_reply(page)
+    page.get_by_role("button", name="Interrupt").press("Enter")
+    wait_for(page, "window.antiphon.state.turns[0].status === 'stopped'")
+    button = page.get_by_role("button", name="Interrupt")
+    expect(button).to_be_focused()
+    expect(button).to_have_attribute("aria-disabled", "true")
+
+
+def test_a_screen_reader_is_told_of_the_connection_and_of_whole_lines_only(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    page = open_page(serve(Script(reply_ms=(1_000,), lead_ms=100)))
+    page.evaluate(
+        """() => {
+          window.told = [];
+          const node = document.querySelector("[role=status]");
+          new MutationObserver(() => window.told.push(node.textContent))
+            .observe(node, { childList: true, characterData: true, subtree: true });
+        }"""
+    )
+    write(page, "Hello")
+    expect(page.locator("#transcript .answer[aria-busy=true]")).to_contain_text("word 0.")
+    wait_for(page, "window.antiphon.state.turns[0].status === 'completed'")
+    expect(page.locator("#transcript .answer")).not_to_have_attribute("aria-busy", "true")
+    assert page.evaluate("window.told") == ["Connecting", "Connected"]
+
+
+def test_instructions_are_the_sessions_own_until_others_are_given(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    script = Script(instructions="Be brief.")
+    page = open_page(serve(script))
+    field = page.get_by_role("textbox", name="Instructions")
+    page.get_by_role("button", name="Connect").click()
+    expect(field).to_have_attribute("placeholder", "Be brief.")
+    for words in ("Answer in rhymes.", ""):
+        field.fill(words)
+        field.blur()
+    write(page, "Hello")
+    hear_reply(page)
+    given = [event["session"]["instructions"] for event in sent(script, "session.update")]
+    assert given == ["Be brief.", "Answer in rhymes.", "Be brief."]
+
+
+def test_still_pictures_for_those_who_want_no_motion(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Script(reply_ms=(60_000,))))
+    animation = "getComputedStyle(document.querySelector('.dot')).animationName"
+    write(page, "Hello")
+    hear_reply(page)
+    assert page.evaluate(animation) == "ring"
+    page.emulate_media(reduced_motion="reduce")
+    assert page.evaluate(animation) == "none"
+
+
+CONTRASTS = """() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((value) => {
+      const part = value / 255;
+      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (element) => {
+    for (let node = element; node; node = node.parentElement) {
+      const color = channels(getComputedStyle(node).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  const ratio = (one, other) => {
+    const [high, low] = [luminance(one), luminance(other)].sort((x, y) => y - x);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    if (!element.checkVisibility() || element.closest("[aria-disabled=true]")) continue;
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    const style = getComputedStyle(element);
+    const field = element.matches("input:not([type=checkbox]), textarea");
+    if (own) {
+      const text = element.textContent.trim();
+      found.push([text, ratio(channels(style.color), ground(element)), 4.5]);
+    }
+    if (field) {
+      const hint = getComputedStyle(element, "::placeholder").color;
+      found.push([`hint of ${element.id}`, ratio(channels(hint), ground(element)), 4.5]);
+    }
+    if (field || element.matches("button")) {
+      const edge = ratio(channels(style.borderColor), ground(element.parentElement));
+      found.push([`edge of ${element.id || element.textContent.trim()}`, edge, 3]);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_is_written_can_be_read_on_its_ground(
+    serve: Serve, open_page: OpenPage, microphone: Microphone, dark: bool
+) -> None:
+    """WCAG 2.2 level AA: 1.4.3 for text, 1.4.11 for the edges of controls."""
+    script = Script(reply_ms=(60_000,), fails=True)
+    sound = microphone([("silence", 30)])
+    page = open_page(serve(script), dark=dark, microphone=sound)
+    seen = page.evaluate(CONTRASTS)
+    write(page, "Hello")
+    expect(page.get_by_role("alert")).to_be_visible()
+    seen += page.evaluate(CONTRASTS)
+    script.fails = False
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    page.keyboard.press("m")
+    write(page, "Hello")
+    hear_reply(page, turn=1)
+    seen += page.evaluate(CONTRASTS)
+    page.get_by_role("button", name="Disconnect").click()
+    seen += page.evaluate(CONTRASTS)
+    assert {"Talk", "Stop talking", "Unmute", "Interrupt", "failed"} <= {text for text, *_ in seen}
+    assert [entry for entry in seen if entry[1] < entry[2]] == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])

@@ -47,6 +47,7 @@ class Script:
     fails: bool = False
     breaks_off: bool = False
     server_rtf: float | None = None
+    instructions: str = ""
     received: list[dict[str, Any]] = field(default_factory=list)
     """Every client event but the audio, in order, of all connections."""
     protocols: list[str] = field(default_factory=list)
@@ -63,6 +64,7 @@ class _Connection:
             "id": f"sess_{next(ids)}",
             "object": "realtime.session",
             "type": "realtime",
+            "instructions": script.instructions,
         }
         self._pending = np.zeros(0, np.int16)
         self._frames = 0
