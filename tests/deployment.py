@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +22,42 @@ VOICE_CONFIG = Path("examples/voice.yaml")
 READY = re.compile(r"Antiphon is ready: (http\S+)/")
 START_S = 120
 STOP_S = 20
+CHANGE_S = 60
+LOOK_S = 0.02
 LOG_LINES = 4_000
+MARK = "ANTIPHON_TEST_DEPLOYMENT"
 
 
 class Deployment:
-    """One `antiphon serve`. `log` holds the last lines of all its processes."""
+    """One `antiphon serve`. `log` holds the last lines of all its processes.
+
+    `key` is sent with every request.
+    """
 
     def __init__(
         self,
         config: Path = VOICE_CONFIG,
         *arguments: str,
         environment: Mapping[str, str] | None = None,
+        key: str | None = None,
     ) -> None:
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.base_url = ""
         self._announced = threading.Event()
+        self._mark = uuid.uuid4().hex
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         command = [sys.executable, "-m", "antiphon", "serve", "-c", str(config), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "ANTIPHON_LOG_FORMAT": "json", **(environment or {})},
+            env={
+                **os.environ,
+                "ANTIPHON_LOG_FORMAT": "json",
+                MARK: self._mark,
+                **(environment or {}),
+            },
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -69,7 +85,25 @@ class Deployment:
 
     def get(self, path: str) -> httpx.Response:
         """GET `path`."""
-        return httpx.get(self.base_url + path, timeout=10)
+        # The address may be that of a certificate of the test's own.
+        return httpx.get(self.base_url + path, timeout=10, headers=self._headers, verify=False)
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Look until `holds` holds. The server is asked: it does not tell by itself."""
+        deadline = time.monotonic() + CHANGE_S
+        while not holds():
+            assert time.monotonic() < deadline, "\n".join(["no change", *self.log])
+            time.sleep(LOOK_S)
+
+    def until_ready(self, ready: bool = True) -> None:
+        """Wait until /readyz says so; a gateway that does not answer is not ready."""
+        self.until(lambda: (self._status("/readyz") == 200) is ready)
+
+    def _status(self, path: str) -> int | None:
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return None
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name with labels, as the text has it."""
@@ -99,6 +133,18 @@ class Deployment:
         pid = self.children()[child]
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def processes(self) -> set[int]:
+        """The pids of all living processes of this deployment, found by their environment."""
+        mark = f"{MARK}={self._mark}".encode()
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.add(int(process.name))
+            except OSError:
+                continue  # It has ended, or is another user's.
+        return found
 
     def stop(self) -> int:
         """SIGTERM, and the exit status."""
