@@ -137,12 +137,17 @@ class Binding:
         """Whether the worker has so much of this session to work off that more should wait."""
         return self._backlog.full
 
+    @property
+    def reachable(self) -> bool:
+        """Whether a worker takes input: one that still opens the session takes it after that."""
+        return self.state in (BindingState.OPENING, BindingState.READY)
+
     def configure(self) -> None:
-        """Send the settings as they are now; a stage that opens later gets them then.
+        """Send the settings as they are now; a stage that is bound later gets them then.
 
         Raises CapacityExceeded when too many changes have not been answered yet.
         """
-        if self.ready:
+        if self.reachable:
             if len(self._configuring) >= WAITING_COMMANDS:
                 raise CapacityExceeded("settings change faster than they can be applied")
             self._configuring.append(self._command_id())
@@ -150,7 +155,7 @@ class Binding:
 
     def update(self, payload: Payload) -> bool:
         """Send stream input; False when there is no worker to take it."""
-        if not self.ready:
+        if not self.reachable:
             return False
         self._sequence += 1
         self._send(Update(self._fence(), self._sequence, InlineDescriptor(payload)))
@@ -158,7 +163,7 @@ class Binding:
 
     def signal(self, name: str, arguments: dict[str, Any]) -> None:
         """Send a signal; a stage without a worker has no state for it to act on."""
-        if self.ready:
+        if self.reachable:
             self._send(Signal(self._fence(), self._command_id(), name, arguments))
 
     def run(

@@ -57,6 +57,8 @@ class Input:
         self._speaking: str | None = None
         self._speech_start_ms = 0
         self._hearings: dict[int, _Hearing] = {}
+        self._unheard_samples = 0
+        """Audio that came while no worker was there to take it."""
 
     @property
     def clock_ms(self) -> int:
@@ -98,6 +100,7 @@ class Input:
         self._samples += len(pcm) // 2
         if not context.bindings[context.roles.hear].update(audio_payload(pcm, INPUT_RATE_HZ)):
             self._start_ms = self.clock_ms
+            self._unheard_samples += len(pcm) // 2
         elif context.settings.audio.input.turn_detection is None:
             context.progress()
 
@@ -221,6 +224,17 @@ class Input:
             context.emit(InputCleared())
         self._cut(end_ms)
 
+    def found(self) -> None:
+        """A new worker hears from now on: say what came before it did."""
+        unheard_ms = self._unheard_samples * 1000 // INPUT_RATE_HZ
+        self._unheard_samples = 0
+        if unheard_ms:
+            error = SessionStateLost(
+                f"{unheard_ms} ms of audio came while no worker was there to hear them",
+                code="input_audio_lost",
+            )
+            self._context.emit(Refused(error.info(), None))
+
     # Items
 
     def _committed(self, item_id: str, start_ms: int, end_ms: int, answer: bool) -> None:
@@ -289,4 +303,11 @@ class Input:
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
         hearings = tuple((turn, h.item_id, h.answer) for turn, h in sorted(self._hearings.items()))
-        return (self._samples, self._start_ms, self._speaking, self._speech_start_ms, hearings)
+        return (
+            self._samples,
+            self._unheard_samples,
+            self._start_ms,
+            self._speaking,
+            self._speech_start_ms,
+            hearings,
+        )

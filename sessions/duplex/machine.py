@@ -250,6 +250,8 @@ class DuplexMachine:
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
         self._context.now_ms = now_ms
+        if stage == self._context.roles.hear:
+            self._input.found()
         self._context.orchestrator.stage_ready(stage)
         self._pump()
 

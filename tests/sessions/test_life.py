@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import CapacityExceeded
-from protocol.messages import Close, Open, Run, TurnStatus
+from protocol.messages import Close, Configure, Open, Run, Signal, TurnStatus, Update
 from sessions.actions import ClientBlocked, CloseRequested, OpenRequested
 from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
+    ClearInput,
     CreateResponse,
     InputCleared,
     InputTranscriptionFailed,
@@ -216,6 +217,40 @@ def test_buffered_audio_lost_with_its_worker_is_told() -> None:
     harness.lose("listen", back=True)
     assert harness.one(Refused).error.code == "session_state_lost"
     assert harness.all(InputCleared)
+
+
+def test_audio_that_nobody_could_hear_is_told_once_somebody_can() -> None:
+    harness = Harness()
+    harness.lose("listen")
+    harness.say(AppendAudio(PCM_MS * 300))
+    harness.say(AppendAudio(PCM_MS * 200))
+    assert harness.names() == []
+    harness.come_back("listen")
+    error = harness.one(Refused).error
+    assert error.code == "input_audio_lost"
+    assert error.message.startswith("500 ms")
+    harness.lose("listen", back=True)
+    assert len(harness.all(Refused)) == 1
+
+
+def test_what_comes_while_a_worker_opens_the_session_reaches_it_in_order() -> None:
+    harness = Harness()
+    harness.lose("listen")
+    harness.answer_opens = False
+    harness.come_back("listen")
+    harness.clear()
+    harness.say(AppendAudio(PCM_MS * 300))
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    harness.say(ClearInput())
+    (update,) = harness.sent(Update, "listen")
+    assert update.sequence == 1
+    assert harness.sent(Configure, "listen")[0].settings["turn_detection"] is None
+    assert harness.sent(Signal, "listen")[0].name == "clear"
+    # The second worker dies before it answered: the third gets the clock and the settings.
+    harness.lose("listen")
+    harness.come_back("listen")
+    opened = harness.sent(Open, "listen")[-1]
+    assert (opened.settings["clock_ms"], opened.settings["turn_detection"]) == (300, None)
 
 
 def test_losing_an_idle_worker_is_not_noticed_by_the_client() -> None:
