@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import AntiphonError, CapacityExceeded, ErrorKind
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorKind, InvalidRequest
 
 
 class NoCredit(CapacityExceeded):
@@ -18,7 +18,7 @@ class NoCredit(CapacityExceeded):
         self.shared = shared
 
 
-class PayloadTooLarge(CapacityExceeded):
+class PayloadTooLarge(InvalidRequest):
     """The payload could never be handed over with these limits."""
 
     code = "payload_too_large"

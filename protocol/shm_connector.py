@@ -74,9 +74,10 @@ class ShmConnector:
         on_consumer: Callable[[str], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
+        self.path = path
         self.name = name
         self._inline_below_bytes = inline_below_bytes
-        self._on_arrival = on_arrival
+        self.on_arrival = on_arrival
         self._on_consumer = on_consumer
         self._on_lost = on_lost
         self._attachments: dict[int, Attachment] = {}
@@ -122,6 +123,11 @@ class ShmConnector:
     def consumers(self) -> list[str]:
         """The incarnations that read this process's arena."""
         return self._arena.consumers
+
+    @property
+    def attachments(self) -> list[Attachment]:
+        """The arenas that this process reads."""
+        return list(self._attachments.values())
 
     @property
     def producers(self) -> list[str]:
@@ -274,7 +280,7 @@ class ShmConnector:
 
     def close(self) -> None:
         """End the arena and detach from the others. Idempotent."""
-        for attachment in list(self._attachments.values()):
+        for attachment in [*self._attachments.values(), *self._lost.values()]:
             attachment.close()
         self._arena.close()
 
@@ -293,10 +299,10 @@ class ShmConnector:
             traffic.count(descriptor.size_bytes)
 
     def _arrived(self, arrival: Arrival) -> None:
-        if self._on_arrival is None:
+        if self.on_arrival is None:
             self._attachments[arrival.descriptor.arena].release(arrival.descriptor)
         else:
-            self._on_arrival(arrival)
+            self.on_arrival(arrival)
 
     def _consumer_attached(self, name: str) -> None:
         self._waiting.wake(name)

@@ -1,9 +1,10 @@
 """The arena: payloads between processes of one host, written once and read in place."""
 
+from protocol.arena.arena import Arena, ArenaUse
+from protocol.arena.attaching import attach
 from protocol.arena.memory import unavailable
-from protocol.arena.peer import Arrival, Attachment, attach
+from protocol.arena.peer import Arrival, Attachment
 from protocol.arena.producer import ArenaLimits, Flow
-from protocol.arena.server import Arena, ArenaUse
 from protocol.connectors import ShmDescriptor
 
 __all__ = [

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.connector_errors import DescriptorRefused
 
 
 class HoldState(StrEnum):
-    """How far a payload has come at its consumer."""
+    """How a payload is held."""
 
-    OFFERED = "offered"
     TAKEN = "taken"
     RELEASING = "releasing"
-
-
-@dataclass(slots=True)
-class Hold:
-    """One payload of the producer.
-
-    While RELEASING its consumer has let go of it, and views of it are still alive.
-    """
-
-    index: int
-    generation: int
-    state: HoldState = HoldState.OFFERED
 
 
 class ConsumerEnd:
     """Answers each payload with one release, whatever happens to it on the way.
 
     A payload may be named twice, by a record of the arena and by a control message, and
-    taken back by its producer before, between and after. Bounded by the number of slots.
+    taken back by its producer before, between and after. A slot has no new payload before
+    the old one's release, so one generation for each slot tells old from new. Bounded by
+    the number of slots.
     """
 
     def __init__(self, slots: int) -> None:
         self._capacity = slots
-        self._holds: dict[int, Hold] = {}
+        self._holds: dict[int, tuple[int, HoldState]] = {}
         self._released: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -46,85 +34,62 @@ class ConsumerEnd:
     @property
     def lingering(self) -> int:
         """Payloads that were released while views of them were, and are, alive."""
-        return sum(hold.state is HoldState.RELEASING for hold in self._holds.values())
+        return sum(state is HoldState.RELEASING for _, state in self._holds.values())
 
-    def may_arrive(self, index: int, generation: int) -> bool:
+    def may_arrive(self, slot: int, generation: int) -> bool:
         """Whether a payload may still be on its way or here."""
-        return not self._is_stale(index, generation)
+        return generation > self._released.get(slot, 0)
 
-    def take(self, index: int, generation: int) -> bool:
-        """The payload is about to be read; whether this is the first time.
+    def take(self, slot: int, generation: int) -> None:
+        """The payload is about to be read; taking it again changes nothing.
 
         Raises DescriptorRefused when it has been released or taken back.
         """
-        if self._is_stale(index, generation):
+        if not 0 <= slot < self._capacity:
+            raise DescriptorRefused(f"the arena has {self._capacity} slots")
+        held = self._holds.get(slot)
+        if not self.may_arrive(slot, generation) or held not in (
+            None,
+            (generation, HoldState.TAKEN),
+        ):
             raise DescriptorRefused("the payload has been released")
-        hold = self._holds.get(index)
-        if hold is None:
-            hold = self._hold(index, generation)
-        elif hold.generation != generation or hold.state is HoldState.RELEASING:
-            raise DescriptorRefused("the payload has been released")
-        first = hold.state is HoldState.OFFERED
-        hold.state = HoldState.TAKEN
-        return first
+        self._holds[slot] = (generation, HoldState.TAKEN)
 
-    def release(self, index: int, generation: int) -> bool:
-        """The payload is needed no longer; whether its release may be sent at once.
+    def release(self, slot: int, generation: int) -> None:
+        """The payload is needed no longer; `views_gone` follows when nothing can read it.
 
-        False: views may be alive, `views_gone` comes when they are not, or this was said
-        before. Raises DescriptorRefused for a payload that was never held here.
+        Saying it again changes nothing. Raises DescriptorRefused for a payload that was
+        never taken here.
         """
-        if self._is_stale(index, generation):
-            return False
-        hold = self._holds.get(index)
-        if hold is None or hold.generation != generation:
+        if not self.may_arrive(slot, generation):
+            return
+        held = self._holds.get(slot)
+        if held is None or held[0] != generation:
             raise DescriptorRefused("the payload is not held here")
-        if hold.state is HoldState.OFFERED:
-            self._end(hold)
-            return True
-        hold.state = HoldState.RELEASING
-        return False
+        self._holds[slot] = (generation, HoldState.RELEASING)
 
-    def abandoned(self, index: int, generation: int) -> bool:
-        """The producer takes a payload back; whether its release is to be sent at once.
-
-        Also when it has not arrived yet: what arrives later names nothing. A payload that
-        is being read is released by its reader as ever.
-        """
-        if self._is_stale(index, generation):
+    def views_gone(self, slot: int, generation: int) -> bool:
+        """Nothing can read the payload; whether its release is to be sent now."""
+        if self._holds.get(slot) != (generation, HoldState.RELEASING):
             return False
-        hold = self._holds.get(index)
-        if hold is None:
-            hold = self._hold(index, generation)
-        if hold.generation != generation or hold.state is not HoldState.OFFERED:
-            return False
-        self._end(hold)
+        del self._holds[slot]
+        self._released[slot] = generation
         return True
 
-    def views_gone(self, index: int, generation: int) -> bool:
-        """The last view is gone; whether the release is to be sent now."""
-        hold = self._holds.get(index)
-        if hold is None or hold.generation != generation:
+    def abandoned(self, slot: int, generation: int) -> bool:
+        """The producer takes a payload back; whether its release is to be sent now.
+
+        Also when it has not arrived: what arrives later names nothing. One that is being
+        read is released by its reader as ever.
+        """
+        if not self.may_arrive(slot, generation) or slot in self._holds:
             return False
-        self._end(hold)
+        self._released[slot] = generation
         return True
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return (
-            tuple((h.index, h.generation, h.state.value) for _, h in sorted(self._holds.items())),
+            tuple((slot, *held) for slot, held in sorted(self._holds.items())),
             tuple(sorted(self._released.items())),
         )
-
-    def _hold(self, index: int, generation: int) -> Hold:
-        if not 0 <= index < self._capacity:
-            raise DescriptorRefused(f"the arena has {self._capacity} slots")
-        hold = self._holds[index] = Hold(index, generation)
-        return hold
-
-    def _end(self, hold: Hold) -> None:
-        del self._holds[hold.index]
-        self._released[hold.index] = hold.generation
-
-    def _is_stale(self, index: int, generation: int) -> bool:
-        return generation <= self._released.get(index, 0)

@@ -2,8 +2,8 @@
 
 The header repeats what its descriptor says (key, generation, length), so that a
 descriptor can be checked against the bytes that it names. It is wiped when its slot is
-free. Layout: key u64, generation u64, length of the description u32, reserved u32,
-length of the data u64; the description in msgpack; the data at the next multiple of 64.
+free. Layout: key u64, generation u64, slot u32, length of the description u32, length of
+the data u64; the description in msgpack; the data at the next multiple of 64.
 """
 
 from __future__ import annotations
@@ -65,18 +65,24 @@ def data_start(description_bytes: int) -> int:
     return -(-(_HEADER.size + description_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def head(key: int, generation: int, description: bytes, data_bytes: int) -> bytes:
+def head(slot: int, generation: int, key: int, description: bytes, data_bytes: int) -> bytes:
     """Header and description, padded to where the data begins."""
-    header = _HEADER.pack(key, generation, len(description), 0, data_bytes)
+    header = _HEADER.pack(key, generation, slot, len(description), data_bytes)
     return (header + description).ljust(data_start(len(description)), b"\0")
 
 
 def write(
-    memory: memoryview, offset: int, key: int, generation: int, description: bytes, payload: Payload
+    memory: memoryview,
+    offset: int,
+    slot: int,
+    generation: int,
+    key: int,
+    description: bytes,
+    payload: Payload,
 ) -> None:
     """Write a payload at `offset` of a writable map."""
     size_bytes = len(payload.data)
-    _HEADER.pack_into(memory, offset, key, generation, len(description), 0, size_bytes)
+    _HEADER.pack_into(memory, offset, key, generation, slot, len(description), size_bytes)
     start = offset + _HEADER.size
     memory[start : start + len(description)] = description
     if size_bytes:
@@ -89,18 +95,18 @@ def wipe(memory: memoryview, offset: int) -> None:
     memory[offset : offset + _HEADER.size] = _WIPED
 
 
-def find(memory: mmap.mmap, offset: int, key: int, generation: int) -> tuple[Description, int, int]:
+def find(
+    memory: mmap.mmap, offset: int, slot: int, generation: int, key: int
+) -> tuple[Description, int, int]:
     """What lies at `offset`: its description, where its data begins, and its length.
 
-    Raises DescriptorRefused when it is not what the key and the generation name.
+    Raises DescriptorRefused when it is not what slot, generation and key name.
     """
     limit = len(memory)
     if offset % ALIGNMENT_BYTES or not 0 <= offset <= limit - _HEADER.size:
         raise DescriptorRefused("the descriptor points outside the arena")
-    found_key, found_generation, description_bytes, _, size_bytes = _HEADER.unpack_from(
-        memory, offset
-    )
-    if found_key != key or found_generation != generation or not key:
+    *named, description_bytes, size_bytes = _HEADER.unpack_from(memory, offset)
+    if named != [key, generation, slot] or not key:
         raise DescriptorRefused("the descriptor names no payload of this arena")
     start = offset + data_start(description_bytes)
     if start + size_bytes > limit:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
-import os
 import socket
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +16,9 @@ import structlog
 
 from protocol.arena import content, handshake, memory
 from protocol.arena.consumer import ConsumerEnd
-from protocol.arena.handshake import Hello, OwnMemory, Prepare, Refusal, Welcome
-from protocol.arena.records import GIANT, Inbox, Kind, Outbox, Record, outbox_bytes
+from protocol.arena.handshake import OwnMemory, Welcome
+from protocol.arena.records import GIANT, Inbox, Kind, Outbox, Record
+from protocol.arena.views import Taken, Views
 from protocol.arena.waiters import Waiters
 from protocol.connector_errors import (
     DescriptorRefused,
@@ -31,12 +28,10 @@ from protocol.connector_errors import (
     TurnVoid,
 )
 from protocol.connectors import ShmDescriptor, Traffic
-from protocol.errors import ConfigError
-from protocol.payloads import Payload, PayloadType
+from protocol.payloads import Payload
 
 _log = structlog.get_logger(__name__)
 
-_MOST_CLAIMS = 1 << 20
 _VOID_TURNS = 4096
 """Turns that are remembered as void. What arrives later of an older one is delivered, and
 the layer above, which knows the floors, drops it."""
@@ -56,24 +51,6 @@ class Arrival:
     session: str
     turn: int
     note: bytes
-
-
-class _Views(weakref.ref[npt.NDArray[np.uint8]]):
-    """Sees the last view of a payload go: all of them keep the referent alive."""
-
-    __slots__ = ("generation", "key", "slot")
-
-    slot: int
-    generation: int
-    key: int
-
-
-@dataclass(slots=True)
-class _Taken:
-    descriptor: ShmDescriptor
-    payload: Payload
-    description: content.Description
-    bytes_of: npt.NDArray[np.uint8] | None
 
 
 class Attachment:
@@ -113,19 +90,16 @@ class Attachment:
         self._on_lost = on_lost
         self._machine = ConsumerEnd(welcome.slots)
         self._slots = welcome.slots
-        self._taken: dict[int, _Taken] = {}
+        self._views = Views(self._views_gone)
         self._giants: dict[tuple[int, int], mmap.mmap] = {}
+        self._unwanted: dict[tuple[int, int], ShmDescriptor] = {}
         self._arriving: deque[Record] = deque()
         self._waiting: Waiters[tuple[int, int]] = Waiters()
         self._void: dict[tuple[str, int], None] = {}
-        self._views: dict[int, _Views] = {}
-        self._gone: deque[_Views] = deque()
         self._flush_due = False
-        self._releasing = False
         self._closing = False
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self._loop.add_reader(peer.fileno(), self._at_socket)
         self._loop.add_reader(self._woken_fd, self._woken)
 
@@ -137,7 +111,7 @@ class Attachment:
     @property
     def held(self) -> int:
         """Payloads taken and not released."""
-        return len(self._taken)
+        return len(self._views)
 
     @property
     def lingering(self) -> int:
@@ -152,10 +126,8 @@ class Attachment:
         then), NotAttached when it has memory of its own that is still on its way,
         PeerLost when the producer is gone.
         """
-        taken = self._taken.get(descriptor.slot)
-        if taken is not None and taken.descriptor == descriptor:
-            return taken.payload
-        return self._take(descriptor).payload
+        taken = self._views.find(descriptor) or self._take(descriptor)
+        return taken.payload
 
     async def receive(self, descriptor: ShmDescriptor, timeout_s: float | None = None) -> Payload:
         """`get`, waiting for memory that is on its way. Raises TransferTimeout."""
@@ -177,37 +149,24 @@ class Attachment:
         gone: nothing is written over while it can be read. Releasing twice changes nothing.
         Raises DescriptorRefused for a payload that was never taken here.
         """
-        if self._closed or self.lost:
-            self._drop(descriptor)
-            self._collect()
-            return
-        slot, generation = descriptor.slot, descriptor.generation
-        taken = self._taken.get(slot)
-        if taken is not None and taken.descriptor != descriptor:
-            raise DescriptorRefused("the payload is not held here")
-        if self._machine.release(slot, generation):
-            self._send(Kind.RELEASE, slot, generation, descriptor.key)
-            return
-        if taken is not None and taken.bytes_of is None:
-            self._drop(descriptor)
-            self._views_gone(slot, generation, descriptor.key)
-            return
-        self._releasing = True
-        self._drop(descriptor)
-        self._releasing = False
-        self._collect()
+        if not self._closed and not self.lost:
+            self._machine.release(descriptor.slot, descriptor.generation)
+        self._views.drop(descriptor)
 
     def discard(self, descriptor: ShmDescriptor) -> None:
         """Give a payload back without reading it. What names nothing is let be."""
         if self._closed or self.lost:
             return
-        taken = self._taken.get(descriptor.slot)
-        if taken is not None and taken.descriptor == descriptor:
-            self.release(descriptor)
-            return
-        with contextlib.suppress(DescriptorRefused, NotAttached, TurnVoid):
-            self._take(descriptor)
-            self.release(descriptor)
+        if self._views.find(descriptor) is None:
+            try:
+                self._take(descriptor)
+            except NotAttached:
+                if len(self._unwanted) < self._slots:
+                    self._unwanted[descriptor.slot, descriptor.generation] = descriptor
+                return
+            except (DescriptorRefused, TurnVoid):
+                return
+        self.release(descriptor)
 
     def void(self, session: str, turn: int) -> None:
         """The turn's content is not wanted: what arrives of it is released at once."""
@@ -224,7 +183,7 @@ class Attachment:
         if self._closing:
             return
         self._closing = True
-        for taken in list(self._taken.values()):
+        for taken in self._views.all():
             self.release(taken.descriptor)
         self._waiting.fail_all(PeerLost(f"the arena of {self.producer} is gone"))
         self._flush()
@@ -232,14 +191,14 @@ class Attachment:
 
     # Reading
 
-    def _take(self, descriptor: ShmDescriptor) -> _Taken:
+    def _take(self, descriptor: ShmDescriptor) -> Taken:
         if self.lost or self._closing:
             raise PeerLost(f"the arena of {self.producer} is gone")
         slot, generation = descriptor.slot, descriptor.generation
         source, offset = self._source(slot, generation, descriptor.offset)
         try:
             description, start, size_bytes = content.find(
-                source, offset, descriptor.key, generation
+                source, offset, slot, generation, descriptor.key
             )
             if size_bytes != descriptor.size_bytes:
                 raise DescriptorRefused("the descriptor has another length than its payload")
@@ -248,9 +207,10 @@ class Attachment:
             self.refused += 1
             raise
         if (description.session, description.turn) in self._void:
-            self._let_go(slot, generation, descriptor.key)
+            self._machine.release(slot, generation)
+            self._views_gone(descriptor)
             raise TurnVoid(f"turn {description.turn} is void")
-        taken = self._taken[slot] = self._view(descriptor, description, source, start, size_bytes)
+        taken = self._views.take(descriptor, description, source, start, size_bytes)
         edge = description.edges.get(self._name, "")
         traffic = self._traffic.get(edge)
         if traffic is None:
@@ -269,75 +229,11 @@ class Attachment:
             raise DescriptorRefused("the payload has been released")
         raise NotAttached("the payload's memory has not arrived yet")
 
-    def _view(
-        self,
-        descriptor: ShmDescriptor,
-        description: content.Description,
-        source: mmap.mmap,
-        start: int,
-        size_bytes: int,
-    ) -> _Taken:
-        bytes_of: npt.NDArray[np.uint8] | None = None
-        data: Any
-        if description.type is PayloadType.TEXT or not size_bytes:
-            data = source[start : start + size_bytes]
-        else:
-            bytes_of = memory.view(source, start, size_bytes)
-            data = bytes_of.data
-            views = _Views(bytes_of, self._last_view_gone)
-            views.slot = descriptor.slot
-            views.generation = descriptor.generation
-            views.key = descriptor.key
-            self._views[descriptor.slot] = views
-        payload = Payload(
-            description.type,
-            cast(bytes, data),
-            description.dtype,
-            description.shape,
-            description.attributes,
-        )
-        return _Taken(descriptor, payload, description, bytes_of)
-
-    def _drop(self, descriptor: ShmDescriptor) -> None:
-        """Let go of what was taken; its views die, or linger while arrays hold them."""
-        taken = self._taken.get(descriptor.slot)
-        if taken is None or taken.descriptor != descriptor:
-            return
-        del self._taken[descriptor.slot]
-        self._giants.pop((descriptor.slot, descriptor.generation), None)
-        if taken.bytes_of is not None:
-            # An array made of the view keeps it alive, and with it the claim.
-            with contextlib.suppress(BufferError):
-                cast(memoryview, taken.payload.data).release()
-            taken.bytes_of = None
-
-    def _let_go(self, slot: int, generation: int, key: int) -> None:
-        """Release what was taken and never seen by anyone."""
-        self._machine.release(slot, generation)
-        self._views_gone(slot, generation, key)
-
-    def _last_view_gone(self, views: weakref.ref[npt.NDArray[np.uint8]]) -> None:
-        """Called wherever the last reference was dropped: any thread, any moment."""
-        self._gone.append(cast(_Views, views))
-        if self._releasing and threading.get_ident() == self._thread:
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the claims with it
-            if threading.get_ident() == self._thread:
-                self._loop.call_soon(self._collect)
-            else:
-                self._loop.call_soon_threadsafe(self._collect)
-
-    def _collect(self) -> None:
-        while self._gone:
-            views = self._gone.popleft()
-            if self._views.get(views.slot) is views:
-                del self._views[views.slot]
-            self._views_gone(views.slot, views.generation, views.key)
-
-    def _views_gone(self, slot: int, generation: int, key: int) -> None:
+    def _views_gone(self, descriptor: ShmDescriptor) -> None:
+        slot, generation = descriptor.slot, descriptor.generation
         self._giants.pop((slot, generation), None)
         if self._machine.views_gone(slot, generation):
-            self._send(Kind.RELEASE, slot, generation, key)
+            self._send(Kind.RELEASE, slot, generation, descriptor.key)
         if self._closed:
             self._unmap()
         else:
@@ -408,12 +304,12 @@ class Attachment:
             except Exception:
                 _log.exception("arrival_callback_failed", producer=self.producer)
 
-    def _arrived(self, record: Record) -> _Taken | None:
+    def _arrived(self, record: Record) -> Taken | None:
         """Take what a record names; None when its producer has taken it back already."""
         if not self._machine.may_arrive(record.slot, record.generation):
             return None
         source, offset = self._source(record.slot, record.generation, record.offset)
-        size_bytes = content.find(source, offset, record.key, record.generation)[2]
+        size_bytes = content.find(source, offset, record.slot, record.generation, record.key)[2]
         return self._take(
             ShmDescriptor(
                 self.arena, record.slot, record.generation, record.offset, record.key, size_bytes
@@ -444,6 +340,9 @@ class Attachment:
         if not self._machine.may_arrive(*key) or len(self._giants) >= self._slots:
             return
         self._giants[key] = memory.attach(fd, message.size_bytes)
+        if (unwanted := self._unwanted.pop(key, None)) is not None:
+            self.discard(unwanted)
+            return
         self._waiting.wake(key)
         self._arrive()
 
@@ -464,7 +363,7 @@ class Attachment:
             self._on_lost(self)
 
     def _close_if_done(self) -> None:
-        if self._closing and not self.lost and not self._taken and not self._machine.lingering:
+        if self._closing and not self.lost and not len(self._views) and not self._machine.lingering:
             self._close()
 
     def _close(self) -> None:
@@ -476,6 +375,7 @@ class Attachment:
         self._socket.close()
         handshake.close_all([self._wake_fd, self._woken_fd])
         self._giants.clear()
+        self._unwanted.clear()
         self._inbox.close()
         self._outbox.close()
         self._unmap()
@@ -484,107 +384,3 @@ class Attachment:
         # Views that are still alive keep the map until they are gone.
         with contextlib.suppress(BufferError):
             self._map.close()
-
-
-async def attach(
-    path: str,
-    name: str,
-    *,
-    on_arrival: Callable[[Arrival], None],
-    on_lost: Callable[[Attachment], None],
-    traffic: dict[str, Traffic] | None = None,
-    timeout_s: float = 5.0,
-) -> Attachment:
-    """Attach to the arena that listens at `path`; `name` is this process's incarnation.
-
-    What is taken is counted in `traffic`, by edge.
-    Raises ConfigError without sealed memory, TransferTimeout, PeerLost when nobody
-    listens or the producer goes, DescriptorRefused when it refuses or cannot be understood.
-    """
-    if (reason := memory.unavailable()) is not None:
-        raise ConfigError(reason)
-    loop = asyncio.get_running_loop()
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        peer.setblocking(False)
-        async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(peer, path)
-            if not handshake.is_same_user(peer):
-                raise DescriptorRefused(f"{path} belongs to a process of another user")
-            prepare, fds = await _receive(peer)
-            handshake.close_all(fds)
-            if not isinstance(prepare, Prepare):
-                raise _refusal(prepare)
-            if prepare.version != handshake.VERSION:
-                raise DescriptorRefused(f"the arena speaks version {prepare.version}")
-            if not 0 < prepare.outbox_bytes <= outbox_bytes(_MOST_CLAIMS):
-                raise DescriptorRefused("the arena asks for an outbox that is too large")
-            outbox_fd, outbox = memory.create(f"antiphon-outbox-{name}"[:200], prepare.outbox_bytes)
-            try:
-                hello = Hello(handshake.VERSION, name, prepare.outbox_bytes)
-                handshake.send(peer, hello, [outbox_fd])
-            finally:
-                os.close(outbox_fd)
-            welcome, fds = await _receive(peer)
-        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic)
-        return _attached(peer, name, welcome, fds, outbox, callbacks)
-    except TimeoutError:
-        peer.close()
-        raise TransferTimeout(f"the arena at {path} did not answer in time") from None
-    except OSError as error:
-        peer.close()
-        raise PeerLost(f"no arena at {path}: {error}") from error
-    except BaseException:
-        peer.close()
-        raise
-
-
-def _attached(
-    peer: socket.socket,
-    name: str,
-    welcome: handshake.Message | None,
-    fds: list[int],
-    outbox: mmap.mmap,
-    callbacks: tuple[Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic]],
-) -> Attachment:
-    try:
-        if not isinstance(welcome, Welcome) or len(fds) != 4:
-            raise _refusal(welcome)
-        arena = memory.attach(fds[0], welcome.arena_bytes)
-        inbox = memory.attach(fds[1], welcome.outbox_bytes)
-        woken_fd, wake_fd = fds[2:]
-        attachment = Attachment(
-            peer,
-            name,
-            welcome,
-            arena,
-            Outbox(outbox, wake_fd),
-            Inbox(inbox, woken_fd),
-            (wake_fd, woken_fd),
-            *callbacks,
-        )
-    except BaseException:
-        handshake.close_all(fds)
-        raise
-    handshake.close_all(fds[:2])
-    return attachment
-
-
-async def _receive(peer: socket.socket) -> tuple[handshake.Message | None, list[int]]:
-    """The next message of a handshake, waiting for it on the loop."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(peer.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(peer.fileno())
-    return handshake.receive(peer)
-
-
-def _refusal(message: handshake.Message | None) -> DescriptorRefused | PeerLost:
-    if message is None:
-        return PeerLost("the producer went during the greeting")
-    if isinstance(message, Refusal):
-        return DescriptorRefused(f"the arena refuses this consumer: {message.reason}")
-    return DescriptorRefused("the arena's greeting cannot be understood")

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from protocol.arena import ArenaLimits
+from protocol.arena import ArenaLimits, Arrival
 from protocol.arrays import array_of, array_payload
 from protocol.connectors import Connector, Descriptor, InlineConnector
 from protocol.errors import AntiphonError
@@ -76,6 +76,7 @@ class FarEnd:
         self._connector: Connector[Any] = InlineConnector()
         self._flows: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
+        self._heard: list[list[Any]] = []
 
     async def start(self, kind: str, path: str, name: str, limits: dict[str, int]) -> None:
         self._connector = make_connector(kind, path, name, limits)
@@ -103,6 +104,24 @@ class FarEnd:
 
     async def close_flow(self, turn: int) -> None:
         self._connector.close_flow(self._flows.pop(turn))
+
+    async def drained(self, turn: int) -> None:
+        async with asyncio.timeout(10.0):
+            await self._connector.drained(self._flows[turn])
+
+    async def listen(self) -> None:
+        """Read arrivals from now on."""
+        assert isinstance(self._connector, ShmConnector)
+        self._connector.on_arrival = self._hear
+
+    def _hear(self, arrival: Arrival) -> None:
+        about = [arrival.producer, arrival.edge, arrival.session, arrival.turn]
+        self._heard.append([*about, arrival.note.decode(), zlib.crc32(arrival.payload.data)])
+        self._connector.release(arrival.descriptor)
+
+    async def heard(self) -> list[Any]:
+        """What has arrived."""
+        return self._heard
 
     async def receive(self, descriptor: bytes, timeout_s: float | None = None) -> int:
         """Read every byte and let go of them; their checksum."""

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import stat
+import sys
+import zlib
+from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+import structlog
 
+from protocol.arena import Attachment
+from protocol.arena.records import Kind
+from protocol.arrays import array_of
 from protocol.connector_errors import (
+    DescriptorRefused,
+    NoCredit,
+    NotAttached,
+    PayloadClaimed,
+    PayloadTooLarge,
     PeerLost,
+    TransferTimeout,
+    TurnVoid,
 )
-from tests.protocol.connectors.ends import LIMITS, WINDOW_BYTES, Ends, wire
-from tests.protocol.connectors.far_end import payload_of
+from protocol.connectors import ShmDescriptor
+from protocol.errors import ConfigError
+from protocol.shm_connector import ShmConnector, usable_kind
+from tests.protocol.connectors.ends import (
+    LIMITS,
+    WINDOW_BYTES,
+    Ends,
+    FarProcess,
+    Refused,
+    start_ends,
+    wire,
+)
+from tests.protocol.connectors.far_end import content_of, payload_of
 from tests.protocol.connectors.test_conformance import checksum, fill
 
 
@@ -59,3 +89,343 @@ async def test_ten_times_the_arena_against_a_stalled_consumer(ends: Ends) -> Non
     await producing
     assert total * size > 9.9 * LIMITS["size_bytes"]
     await ends.near.drained(flow)
+
+
+def attachment_of(ends: Ends) -> Attachment:
+    """The near end's attachment to its one producer."""
+    assert isinstance(ends.near, ShmConnector)
+    (attachment,) = ends.near.attachments
+    return attachment
+
+
+async def from_far(ends: Ends, far: FarProcess, size: int = 1000, seed: int = 1) -> ShmDescriptor:
+    """A payload that the far end has put for this process."""
+    await far.call("open", seed, {"edge": "near"}, WINDOW_BYTES)
+    descriptor = await far.put(seed, size, seed)
+    assert isinstance(descriptor, ShmDescriptor)
+    return descriptor
+
+
+# Views
+
+
+async def test_an_array_of_a_payload_lies_in_the_arena_and_cannot_be_written(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    values = array_of(ends.near.get(descriptor))
+    assert np.shares_memory(values, attachment_of(ends).memory)
+    with pytest.raises(ValueError, match="read-only"):
+        values[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        values.flags.writeable = True
+    del values
+    ends.near.release(descriptor)
+
+
+async def test_a_released_view_raises(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    payload = ends.near.get(descriptor)
+    view = memoryview(payload.data)
+    part = view[10:20]
+    part.release()
+    view.release()
+    ends.near.release(descriptor)
+    with pytest.raises(ValueError, match="released"):
+        payload.data[0]
+    with pytest.raises(DescriptorRefused):
+        ends.near.get(descriptor)
+
+
+async def test_what_is_still_held_is_not_written_over(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far, 300_000)
+    values = array_of(ends.near.get(descriptor))[100:]
+    ends.near.release(descriptor)
+    assert ends.near.health().lingering == 1
+    for seed in range(2, 12):
+        await far.call("open", seed, {"edge": "near"}, WINDOW_BYTES)
+        other = await far.put(seed, 300_000, seed)
+        assert zlib.crc32(ends.near.get(other).data) == checksum(300_000, seed)
+        ends.near.release(other)
+        await far.call("close_flow", seed)
+    assert np.array_equal(values, content_of(300_000, 1)[100:])
+    assert (await far.call("health"))["slots"] == 1
+    del values
+    await far.call("drained", 1)
+    assert ends.near.health().lingering == 0
+
+
+async def test_a_thread_may_be_the_last_to_let_go(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far, 100_000)
+    kept = [array_of(ends.near.get(descriptor))]
+    ends.near.release(descriptor)
+    await asyncio.to_thread(kept.clear)
+    await far.call("drained", 1)
+
+
+# Descriptors
+
+
+@pytest.mark.parametrize("field", ["slot", "generation", "offset", "key", "size_bytes"])
+async def test_a_forged_descriptor_is_refused(ends: Ends, field: str) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    right = getattr(descriptor, field)
+    for wrong in {right + 1, right + 64, right + 1000, 0, 1, 2**40, 2**63} - {right}:
+        forged = msgspec.structs.replace(descriptor, **{field: wrong})
+        with pytest.raises(DescriptorRefused):
+            ends.near.get(forged)
+    assert zlib.crc32(ends.near.get(descriptor).data) == checksum(1000, 1)
+    ends.near.release(descriptor)
+
+
+async def test_a_forged_release_frees_nothing(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    ends.near.get(descriptor)
+    attachment = attachment_of(ends)
+    attachment._send(Kind.RELEASE, descriptor.slot, descriptor.generation, descriptor.key + 1)
+    attachment._send(Kind.RELEASE, descriptor.slot, descriptor.generation + 1, descriptor.key)
+    attachment._send(Kind.OFFER, descriptor.slot, descriptor.generation, descriptor.key)
+    attachment._send(Kind.ABANDON_SEEN, descriptor.slot, descriptor.generation, descriptor.key)
+    other = await from_far(ends, far, 1000, 2)
+    ends.near.get(other)
+    ends.near.release(other)
+    await far.call("drained", 2)
+    health = await far.call("health")
+    assert (health["refused"], health["slots"]) == (4, 1)
+    ends.near.release(descriptor)
+    await far.call("drained", 1)
+
+
+async def test_a_descriptor_is_small(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    assert len(wire(descriptor)) < 120
+    ends.near.discard(descriptor)
+
+
+async def test_a_descriptor_may_come_before_the_arena(ends: Ends, tmp_path: Path) -> None:
+    far = await ends.add("far")
+    late = ShmConnector(str(ends.directory / "late.arena"), "late")
+    try:
+        await far.call("attach", late.path)
+        await late.consumer("far", 10.0)
+        descriptor = late.put(payload_of(1000, 1), late.open("s", 1, {"edge": "far"}, 65536))
+        assert isinstance(descriptor, ShmDescriptor)
+        with pytest.raises(NotAttached):
+            ends.near.get(descriptor)
+        with pytest.raises(TransferTimeout):
+            await ends.near.receive(descriptor, 0.01)
+        waiting = asyncio.create_task(ends.near.receive(descriptor, 10.0))
+        assert isinstance(ends.near, ShmConnector)
+        await ends.near.attach(late.path)
+        # Its key is no secret among the processes that may read the arena.
+        assert zlib.crc32((await waiting).data) == checksum(1000, 1)
+    finally:
+        late.close()
+
+
+# Credits
+
+
+async def test_raising_the_floor_voids_a_turn_at_both_ends(ends: Ends) -> None:
+    far = await ends.add("far")
+    flow = ends.flow(1, far)
+    held = wire(ends.near.put(payload_of(100_000, 1), flow))
+    unread = wire(ends.near.put(payload_of(100_000, 2), flow))
+    await far.call("receive", held)
+    fill(ends, flow, 100_000)
+    waiting = asyncio.create_task(ends.near.put_when_ready(payload_of(100_000, 3), flow))
+    await asyncio.sleep(0)
+    await far.call("void", 1)
+    ends.near.void("s", 1)
+    with pytest.raises(TurnVoid):
+        await waiting
+    # Unread payloads are given back, the one that is being read is not.
+    while ends.near.health().slots > 1:
+        await far.call("health")
+    with pytest.raises(Refused, match="descriptor_refused"):
+        await far.call("receive", unread)
+    assert ends.near.health().reserved_bytes == WINDOW_BYTES
+    # Its late release frees the slot, and with it the turn's last bytes.
+    await far.call("release", held)
+    await ends.near.drained(flow)
+    assert ends.near.health().reserved_bytes == 0
+    with pytest.raises(TurnVoid):
+        ends.near.put(payload_of(10, 4), flow)
+
+
+async def test_a_payload_of_a_void_turn_is_given_back_on_arrival(ends: Ends) -> None:
+    far = await ends.add("far")
+    ends.near.void("s", 1)
+    descriptor = await from_far(ends, far)
+    with pytest.raises(TurnVoid):
+        ends.near.get(descriptor)
+    await far.call("drained", 1)
+
+
+@pytest.mark.parametrize("size", [1000, 6 << 20])
+async def test_an_abandoned_payload_comes_back_unread(ends: Ends, size: int) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far, size)
+    await far.call("abandon", wire(descriptor))
+    await far.call("drained", 1)
+    with pytest.raises(DescriptorRefused):
+        await ends.near.receive(descriptor, 10.0)
+
+
+async def test_an_abandoned_payload_stays_for_the_one_who_reads_it(ends: Ends) -> None:
+    far = await ends.add("far")
+    descriptor = await from_far(ends, far)
+    payload = ends.near.get(descriptor)
+    await far.call("abandon", wire(descriptor))
+    assert zlib.crc32(payload.data) == checksum(1000, 1)
+    ends.near.release(descriptor)
+    await far.call("drained", 1)
+
+
+async def test_each_branch_of_a_fan_out_has_its_own_credit(ends: Ends) -> None:
+    slow, fast = await ends.add("slow"), await ends.add("fast")
+    flow = ends.flow(1, slow, fast)
+    slow.stop()
+    made = fill(ends, flow, 100_000)
+    for seed, descriptor in enumerate(made):
+        assert await fast.call("consume", wire(descriptor)) == checksum(100_000, seed)
+    # The fast branch has all its credit back; the bytes are the slow one's still.
+    assert fill(ends, flow, 100_000) == []
+    slow.go_on()
+    assert await slow.call("consume", wire(made[0])) == checksum(100_000, 0)
+    await ends.near.put_when_ready(payload_of(100_000, 0), flow, 10.0)
+
+
+async def test_a_dead_branch_holds_the_others_up_no_longer(ends: Ends) -> None:
+    dead, alive = await ends.add("dead"), await ends.add("alive")
+    flow = ends.flow(1, dead, alive)
+    made = fill(ends, flow, 100_000)
+    for seed, descriptor in enumerate(made):
+        assert await alive.call("consume", wire(descriptor)) == checksum(100_000, seed)
+    await dead.kill()
+    await ends.one_lost(dead)
+    await ends.near.drained(flow)
+    descriptor = ends.near.put(payload_of(100_000, 7), flow)
+    assert await alive.call("consume", wire(descriptor)) == checksum(100_000, 7)
+
+
+async def test_one_session_takes_no_more_of_the_arena_than_its_cap(tmp_path: Path) -> None:
+    limits = {**LIMITS, "session_cap_bytes": 2 << 20}
+    os.chmod(tmp_path, 0o700)
+    ends = start_ends("shm", tmp_path, limits)
+    far = await ends.add("far", limits)
+    for turn in (1, 2):
+        ends.flow(turn, far)
+    with pytest.raises(NoCredit):
+        ends.flow(3, far)
+    ends.near.open("other", 1, {"edge": "far"}, WINDOW_BYTES)
+    ends.near.void("s", 1)
+    ends.flow(3, far)
+    with pytest.raises(PayloadTooLarge):
+        ends.near.open("other", 2, {"edge": "far"}, 4 << 20)
+    await ends.end()
+
+
+async def test_the_latest_goes_when_earlier_ones_were_held_back(ends: Ends) -> None:
+    far = await ends.add("far")
+    flow = ends.flow(1, far)
+    assert isinstance(ends.near, ShmConnector)
+    held = ends.near.hold(payload_of(1000, 1), flow)
+    latest = ends.near.replace(held, payload_of(900, 2))
+    with pytest.raises(DescriptorRefused):
+        ends.near.replace(held, payload_of(900, 3))
+    assert isinstance(latest, ShmDescriptor)
+    ends.near.offer(latest, flow)
+    with pytest.raises(PayloadClaimed):
+        ends.near.replace(latest, payload_of(900, 3))
+    assert await far.call("consume", wire(latest)) == checksum(900, 2)
+    await ends.near.drained(flow)
+
+
+# Arrivals
+
+
+async def test_arrivals_come_in_order_with_their_notes(ends: Ends) -> None:
+    far = await ends.add("far")
+    sizes = [10, 6 << 20, 0, 100_000, 6 << 20, 5]
+    await far.call("listen")
+    flow = ends.flow(3, far)
+    assert isinstance(ends.near, ShmConnector)
+    for seed, size in enumerate(sizes):
+        await ends.near.put_when_ready(
+            payload_of(size, seed), flow, 10.0, f"note {seed}".encode(), tell=True
+        )
+    await ends.near.drained(flow)
+    assert await far.call("heard") == [
+        ["near", "to-far", "s", 3, f"note {seed}", checksum(size, seed)]
+        for seed, size in enumerate(sizes)
+    ]
+
+
+# Attaching
+
+
+async def test_two_consumers_of_one_name_are_one_too_many(ends: Ends) -> None:
+    far = await ends.add("far")
+    with pytest.raises(Refused, match="attached already"):
+        await far.call("attach", ends.path)
+    descriptor = await from_far(ends, far)
+    ends.near.discard(descriptor)
+
+
+async def test_a_stranger_that_says_nothing_understandable_is_sent_away(ends: Ends) -> None:
+    far = await ends.add("far")
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.setblocking(False)
+        await loop.sock_connect(stranger, ends.path)
+        assert await loop.sock_recv(stranger, 4096)
+        await loop.sock_sendall(stranger, b"\xc1 not msgpack")
+        assert b"cannot be read" in await loop.sock_recv(stranger, 4096)
+        assert await loop.sock_recv(stranger, 4096) == b""
+    descriptor = ends.near.put(payload_of(10, 1), ends.flow(1, far))
+    assert await far.call("consume", wire(descriptor)) == checksum(10, 1)
+
+
+async def test_nobody_listens(ends: Ends) -> None:
+    assert isinstance(ends.near, ShmConnector)
+    with pytest.raises(PeerLost):
+        await ends.near.attach(str(ends.directory / "nobody.arena"))
+
+
+async def test_a_socket_in_use_is_not_taken_over(ends: Ends) -> None:
+    with pytest.raises(ConfigError, match="in use"):
+        ShmConnector(ends.path, "second")
+
+
+async def test_a_socket_that_a_killed_process_left_is_swept(ends: Ends) -> None:
+    far = await ends.add("far")
+    await far.kill()
+    assert stat.S_ISSOCK(os.stat(far.path).st_mode)
+    again = ShmConnector(far.path, "again")
+    assert stat.S_IMODE(os.stat(far.path).st_mode) == 0o600
+    again.close()
+
+
+async def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    with pytest.raises(ConfigError, match="0700"):
+        ShmConnector(str(tmp_path / "near.arena"), "near")
+
+
+async def test_without_shared_memory_an_edge_is_inline_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with structlog.testing.capture_logs() as logs:
+        assert usable_kind("shm", "listen") == "inline"
+    (entry,) = logs
+    assert (entry["event"], entry["edge"]) == ("connector_falls_back", "listen")
+    assert "needs Linux" in entry["reason"]
+    with pytest.raises(ConfigError, match="needs Linux"):
+        ShmConnector("/nowhere", "near")

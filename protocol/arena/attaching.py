@@ -1,0 +1,124 @@
+"""Attaching to another process's arena."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+from collections.abc import Callable
+
+from protocol.arena import handshake, memory
+from protocol.arena.handshake import Hello, Prepare, Refusal, Welcome
+from protocol.arena.peer import Arrival, Attachment
+from protocol.arena.records import Inbox, Outbox, outbox_bytes
+from protocol.connector_errors import DescriptorRefused, PeerLost, TransferTimeout
+from protocol.connectors import Traffic
+from protocol.errors import ConfigError
+
+_MOST_CLAIMS = 1 << 20
+"""The largest outbox that a producer may ask for, in claims."""
+
+
+async def attach(
+    path: str,
+    name: str,
+    *,
+    on_arrival: Callable[[Arrival], None],
+    on_lost: Callable[[Attachment], None],
+    traffic: dict[str, Traffic] | None = None,
+    timeout_s: float = 5.0,
+) -> Attachment:
+    """Attach to the arena that listens at `path`; `name` is this process's incarnation.
+
+    What is taken is counted in `traffic`, by edge.
+    Raises ConfigError without sealed memory, TransferTimeout, PeerLost when nobody
+    listens or the producer goes, DescriptorRefused when it refuses or cannot be understood.
+    """
+    if (reason := memory.unavailable()) is not None:
+        raise ConfigError(reason)
+    loop = asyncio.get_running_loop()
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        peer.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(peer, path)
+            if not handshake.is_same_user(peer):
+                raise DescriptorRefused(f"{path} belongs to a process of another user")
+            prepare, fds = await _receive(peer)
+            handshake.close_all(fds)
+            if not isinstance(prepare, Prepare):
+                raise _refusal(prepare)
+            if prepare.version != handshake.VERSION:
+                raise DescriptorRefused(f"the arena speaks version {prepare.version}")
+            if not 0 < prepare.outbox_bytes <= outbox_bytes(_MOST_CLAIMS):
+                raise DescriptorRefused("the arena asks for an outbox that is too large")
+            outbox_fd, outbox = memory.create("antiphon-outbox", prepare.outbox_bytes)
+            try:
+                hello = Hello(handshake.VERSION, name, prepare.outbox_bytes)
+                handshake.send(peer, hello, [outbox_fd])
+            finally:
+                os.close(outbox_fd)
+            welcome, fds = await _receive(peer)
+        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic)
+        return _attached(peer, name, welcome, fds, outbox, callbacks)
+    except TimeoutError:
+        peer.close()
+        raise TransferTimeout(f"the arena at {path} did not answer in time") from None
+    except OSError as error:
+        peer.close()
+        raise PeerLost(f"no arena at {path}: {error}") from error
+    except BaseException:
+        peer.close()
+        raise
+
+
+def _attached(
+    peer: socket.socket,
+    name: str,
+    welcome: handshake.Message | None,
+    fds: list[int],
+    outbox: mmap.mmap,
+    callbacks: tuple[Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic]],
+) -> Attachment:
+    try:
+        if not isinstance(welcome, Welcome) or len(fds) != 4:
+            raise _refusal(welcome)
+        arena = memory.attach(fds[0], welcome.arena_bytes)
+        inbox = memory.attach(fds[1], welcome.outbox_bytes)
+        woken_fd, wake_fd = fds[2:]
+        attachment = Attachment(
+            peer,
+            name,
+            welcome,
+            arena,
+            Outbox(outbox, wake_fd),
+            Inbox(inbox, woken_fd),
+            (wake_fd, woken_fd),
+            *callbacks,
+        )
+    except BaseException:
+        handshake.close_all(fds)
+        raise
+    handshake.close_all(fds[:2])
+    return attachment
+
+
+async def _receive(peer: socket.socket) -> tuple[handshake.Message | None, list[int]]:
+    """The next message of a handshake, waiting for it on the loop."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(peer.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(peer.fileno())
+    return handshake.receive(peer)
+
+
+def _refusal(message: handshake.Message | None) -> DescriptorRefused | PeerLost:
+    if message is None:
+        return PeerLost("the producer went during the greeting")
+    if isinstance(message, Refusal):
+        return DescriptorRefused(f"the arena refuses this consumer: {message.reason}")
+    return DescriptorRefused("the arena's greeting cannot be understood")

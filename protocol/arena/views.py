@@ -1,0 +1,132 @@
+"""Payloads as their consumer reads them: views of the producer's memory, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.arena import memory
+from protocol.arena.content import Description
+from protocol.connectors import ShmDescriptor
+from protocol.payloads import Payload, PayloadType
+
+
+class _Root(weakref.ref[npt.NDArray[np.uint8]]):
+    """Sees the last view of a payload go: every view keeps the referent alive."""
+
+    __slots__ = ("descriptor",)
+
+    descriptor: ShmDescriptor
+
+
+@dataclass(slots=True)
+class Taken:
+    """A payload that its consumer reads. Without `root` its data is a copy."""
+
+    descriptor: ShmDescriptor
+    payload: Payload
+    description: Description
+    root: npt.NDArray[np.uint8] | None
+
+
+class Views:
+    """The payloads that are being read, at most one for each slot.
+
+    `on_gone(descriptor)` is called on the loop when nothing can read a dropped payload
+    any more: at once, unless an array that was made from its view is still alive.
+    """
+
+    def __init__(self, on_gone: Callable[[ShmDescriptor], None]) -> None:
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._taken: dict[int, Taken] = {}
+        self._roots: dict[tuple[int, int], _Root] = {}
+        self._gone: deque[_Root] = deque()
+        self._dropping = False
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def all(self) -> list[Taken]:
+        """What is being read."""
+        return list(self._taken.values())
+
+    def find(self, descriptor: ShmDescriptor) -> Taken | None:
+        """The payload that `descriptor` names, if it is being read."""
+        taken = self._taken.get(descriptor.slot)
+        return taken if taken is not None and taken.descriptor == descriptor else None
+
+    def take(
+        self,
+        descriptor: ShmDescriptor,
+        description: Description,
+        source: mmap.mmap,
+        start: int,
+        size_bytes: int,
+    ) -> Taken:
+        """Begin to read. Text is copied, all else is a read-only view of `source`."""
+        root: npt.NDArray[np.uint8] | None = None
+        data: Any
+        if description.type is PayloadType.TEXT or not size_bytes:
+            data = source[start : start + size_bytes]
+        else:
+            root = memory.view(source, start, size_bytes)
+            data = root.data
+            watch = _Root(root, self._last_view_gone)
+            watch.descriptor = descriptor
+            self._roots[descriptor.slot, descriptor.generation] = watch
+        payload = Payload(
+            description.type,
+            cast(bytes, data),
+            description.dtype,
+            description.shape,
+            description.attributes,
+        )
+        taken = self._taken[descriptor.slot] = Taken(descriptor, payload, description, root)
+        return taken
+
+    def drop(self, descriptor: ShmDescriptor) -> None:
+        """Stop reading: the payload's view raises from now on. Unknown ones are let be."""
+        taken = self.find(descriptor)
+        if taken is None:
+            return
+        del self._taken[descriptor.slot]
+        if taken.root is None:
+            self._on_gone(descriptor)
+            return
+        self._dropping = True
+        # An array that was made from the view keeps the view alive.
+        with contextlib.suppress(BufferError):
+            cast(memoryview, taken.payload.data).release()
+        taken.root = None
+        self._dropping = False
+        self._collect()
+
+    def _last_view_gone(self, root: weakref.ref[npt.NDArray[np.uint8]]) -> None:
+        """Called wherever the last reference was dropped: any thread, any moment."""
+        self._gone.append(cast(_Root, root))
+        in_loop = threading.get_ident() == self._thread
+        if in_loop and self._dropping:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the claims with it
+            if in_loop:
+                self._loop.call_soon(self._collect)
+            else:
+                self._loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        while self._gone:
+            descriptor = self._gone.popleft().descriptor
+            self._roots.pop((descriptor.slot, descriptor.generation), None)
+            self._on_gone(descriptor)
