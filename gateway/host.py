@@ -26,7 +26,10 @@ from gateway.hosting import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.pools import WEDGED_MS, Pools, Replica
-from protocol.connectors import InlineConnector
+from gateway.transfers import Transfers
+from protocol.connector_errors import TurnVoid
+from protocol.connectors import Descriptor
+from protocol.edges import CLIENT, ConnectorKind, edge_name
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -34,7 +37,20 @@ from protocol.errors import (
     InvalidRequest,
     NotFound,
 )
-from protocol.messages import Close, Output, Report, Run
+from protocol.messages import (
+    Acknowledge,
+    Close,
+    Command,
+    Feed,
+    Open,
+    Output,
+    RaiseFloor,
+    Report,
+    Run,
+    TurnEnded,
+    Update,
+    WorkerStatus,
+)
 from sessions.actions import (
     AskDirectory,
     BindStage,
@@ -60,6 +76,7 @@ from sessions.admission import Admission
 from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory
 from sessions.duplex.events import ClientVerb, SessionCreated
+from sessions.lanes import INPUT_LANE
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Identity, Session
@@ -83,6 +100,8 @@ class _Hosted:
     replicas: dict[str, Replica] = field(default_factory=dict)
     announced: bool = False
     turns: int = 0
+    lanes: dict[int, str] = field(default_factory=dict)
+    """The lane of each turn that may still have output on its way."""
     counted_state: State | None = None
     room: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the session takes verbs."""
@@ -147,7 +166,10 @@ class GatewayHost:
         self._hosted: dict[str, _Hosted] = {}
         self._admission = Admission()
         self._directory = MemoryDirectory()
-        self._connector = InlineConnector()
+        self._transfers = Transfers(
+            self.incarnation, [endpoint for _, _, endpoint in workers], self._input_lost
+        )
+        metrics.watch_edges(self._transfers.traffic)
         self._deadlines = Deadlines()
         self._waiting: dict[str, dict[str, None]] = {}
         self._incarnations: dict[str, int] = {}
@@ -159,6 +181,7 @@ class GatewayHost:
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_change=self._on_change,
+            attach=self._transfers.attach,
         )
         for name, stage, endpoint in workers:
             replica = self._pools.add(name, stage, endpoint)
@@ -262,6 +285,7 @@ class GatewayHost:
         if self._timer is not None:
             self._timer.cancel()
         self._pools.close()
+        self._transfers.close()
 
     # Events in, actions out
 
@@ -298,9 +322,9 @@ class GatewayHost:
         replica = hosted.replicas.get(action.stage)
         if replica is None:
             return
-        command = action.command
-        if isinstance(command, Run):
-            hosted.turns += 1
+        command = self._by_arena(hosted, action)
+        if command is None:
+            return
         try:
             replica.link.send(command)
         except AntiphonError as error:
@@ -319,6 +343,46 @@ class GatewayHost:
             return
         if isinstance(command, Close):
             replica.sessions.discard(hosted.session.identity.session)
+
+    def _by_arena(self, hosted: _Hosted, action: ToStage) -> Command | None:
+        """What of a command goes inside a message, after its payloads have been seen to."""
+        command, stage = action.command, action.stage
+        session = hosted.session.identity.session
+        match command:
+            case Update():
+                return self._transfers.put_input(stage, command)
+            case Open():
+                kind = hosted.session.pipeline.connectors.get(edge_name(CLIENT, stage))
+                consumer = hosted.replicas[stage].consumer
+                self._transfers.open_input(session, stage, consumer, kind or ConnectorKind.INLINE)
+            case Run():
+                if command.turn not in hosted.lanes:
+                    hosted.turns += 1
+                hosted.lanes[command.turn] = command.lane
+                self._count_inputs(hosted, stage, command.inputs)
+            case Feed(payload=payload) if payload is not None:
+                self._count_inputs(hosted, stage, [payload])
+            case Acknowledge():
+                self._transfers.acknowledged(session, stage, command.turn, command.through)
+            case RaiseFloor():
+                for turn, lane in list(hosted.lanes.items()):
+                    if lane == command.lane and turn < command.floor:
+                        del hosted.lanes[turn]
+                        self._transfers.void(session, turn)
+        return command
+
+    def _count_inputs(self, hosted: _Hosted, stage: str, payloads: list[Descriptor]) -> None:
+        sources = [e.source for e in hosted.session.pipeline.edges if e.target == stage]
+        for source in sources or [CLIENT]:
+            for payload in payloads:
+                self._transfers.count_inline(source, stage, payload.size_bytes)
+
+    def _input_lost(self, session: str, stage: str) -> None:
+        """Stream input cannot reach the stage: its worker is as good as gone."""
+        hosted = self._hosted.get(session)
+        if hosted is not None:
+            self._unbind(hosted, stage)
+            self.handle(session, StageLost(stage))
 
     def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
         if isinstance(action.output, SessionCreated):
@@ -355,11 +419,13 @@ class GatewayHost:
 
     def _unbind(self, hosted: _Hosted, stage: str) -> None:
         replica = hosted.replicas.pop(stage, None)
+        self._transfers.close_input(hosted.session.identity.session, stage)
         if replica is not None:
             replica.sessions.discard(hosted.session.identity.session)
 
     def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
         identity = hosted.session.identity
+        hosted.lanes.pop(turn.turn, None)
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
         _log.info(
             "turn_ended",
@@ -384,6 +450,9 @@ class GatewayHost:
             self._unbind(hosted, stage)
         for waiting in self._waiting.values():
             waiting.pop(identity.session, None)
+        for turn in hosted.lanes:
+            self._transfers.void(identity.session, turn)
+        self._transfers.freed(identity.session)
         del self._hosted[identity.session]
         self._deadlines.set(identity.session, None)
         self._admission.give_back(hosted.session.pipeline)
@@ -431,15 +500,30 @@ class GatewayHost:
     # Workers
 
     def _on_report(self, replica: Replica, report: Report) -> None:
-        assert not hasattr(report, "waiting")
+        assert not isinstance(report, WorkerStatus)
         hosted = self._hosted.get(report.session)
-        if hosted is not None and hosted.replicas.get(replica.stage) is replica:
+        if hosted is None or hosted.replicas.get(replica.stage) is not replica:
             if isinstance(report, Output):
-                payload = self._connector.get(report.payload)
-                piece = StageProduced(replica.stage, report.turn, report.sequence, payload)
-                self.handle(report.session, piece)
-            else:
-                self.handle(report.session, Reported(replica.stage, report))
+                self._transfers.discard(report.payload)
+        elif isinstance(report, Output):
+            self._on_output(hosted, replica, report)
+        else:
+            if isinstance(report, TurnEnded) and hosted.lanes.get(report.turn) == INPUT_LANE:
+                del hosted.lanes[report.turn]
+            self.handle(report.session, Reported(replica.stage, report))
+
+    def _on_output(self, hosted: _Hosted, replica: Replica, output: Output) -> None:
+        session, stage, turn = output.session, replica.stage, output.turn
+        try:
+            payload = self._transfers.get(session, stage, turn, output.sequence, output.payload)
+        except TurnVoid:
+            return
+        except AntiphonError as error:
+            _log.error("output_lost", session=session, stage=stage, turn=turn, error=error.code)
+            self._unbind(hosted, stage)
+            self.handle(session, StageLost(stage))
+            return
+        self.handle(session, StageProduced(stage, turn, output.sequence, payload))
 
     def _on_ready(self, stage: str) -> None:
         for session in list(self._waiting.get(stage, ())):
@@ -455,7 +539,7 @@ class GatewayHost:
     def _on_lost(self, replica: Replica, sessions: set[str]) -> None:
         for session, hosted in list(self._hosted.items()):
             if hosted.replicas.get(replica.stage) is replica:
-                del hosted.replicas[replica.stage]
+                self._unbind(hosted, replica.stage)
                 self.handle(session, StageLost(replica.stage))
 
     def _on_change(self) -> None:

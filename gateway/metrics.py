@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import (
@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from protocol.connectors import Traffic
 from sessions.actions import TurnMeasured
 from sessions.lifecycle import State
 
@@ -116,6 +117,7 @@ class GatewayMetrics:
         self._egresses: set[Queue] = set()
         self._links: dict[str, Callable[[], int]] = {}
         self._frames: dict[str, FrameCounts] = {}
+        self._traffic: Callable[[], Mapping[tuple[str, str], Traffic]] = dict
         registry.register(_AtRead(self._read))
 
     # Sessions and turns, told by the session host
@@ -161,6 +163,10 @@ class GatewayMetrics:
     def worker_restarted(self, stage: str, worker: str) -> None:
         """A new incarnation took the place of a worker that was known."""
         self._worker_restarts.labels(stage, worker).inc()
+
+    def watch_edges(self, traffic: Callable[[], Mapping[tuple[str, str], Traffic]]) -> None:
+        """`traffic()` is what has gone over each (edge, connector)."""
+        self._traffic = traffic
 
     def watch_link(self, worker: str, depth: Callable[[], int]) -> None:
         """`depth()` is how many messages to `worker` are not acknowledged."""
@@ -219,6 +225,21 @@ class GatewayMetrics:
         for worker, depth in self._links.items():
             links.add_metric([worker], depth())
         yield links
+        edge_bytes = CounterMetricFamily(
+            "antiphon_edge_bytes",
+            "Payload bytes that crossed an edge, by connector.",
+            labels=["edge", "connector"],
+        )
+        edge_payloads = CounterMetricFamily(
+            "antiphon_edge_payloads",
+            "Payloads that crossed an edge, by connector.",
+            labels=["edge", "connector"],
+        )
+        for (edge, connector), passed in self._traffic().items():
+            edge_bytes.add_metric([edge, connector], passed.bytes)
+            edge_payloads.add_metric([edge, connector], passed.payloads)
+        yield edge_bytes
+        yield edge_payloads
         frames = CounterMetricFamily(
             "antiphon_frames", "Frames of client connections.", labels=["surface", "direction"]
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -30,11 +31,14 @@ class Replica:
     status: WorkerStatus | None = None
     incarnations: int = 0
     stuck_since_ms: float | None = None
+    consumer: str | None = None
+    """Its name as a consumer of this gateway's arena; None without one."""
+    attaching: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether a session can be opened on it."""
-        return self.link.ready
+        """Whether a session can be opened on it: it is loaded, and its arena is attached."""
+        return self.link.ready and self.attaching is None
 
     def note(self, status: WorkerStatus, now_ms: float) -> None:
         """Take a heartbeat's status in."""
@@ -72,6 +76,7 @@ class Pools:
         on_ready: Callable[[str], None],
         on_lost: Callable[[Replica, set[str]], None],
         on_change: Callable[[], None],
+        attach: Callable[[str], Awaitable[str | None]],
     ) -> None:
         self._incarnation = incarnation
         self._clock_ms = clock_ms
@@ -79,6 +84,7 @@ class Pools:
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_change = on_change
+        self._attach = attach
         self._by_stage: dict[str, list[Replica]] = {}
 
     def add(self, name: str, stage: str, endpoint: str) -> Replica:
@@ -94,13 +100,16 @@ class Pools:
                 replica.link.close()
                 return
             _log.info("worker_up", worker=name, incarnation=worker, ready=info.ready)
-            if info.ready:
-                self._on_ready(stage)
+            replica.attaching = asyncio.create_task(self._attached(replica))
             self._on_change()
 
         def on_down(reason: str) -> None:
             _log.warning("worker_lost", worker=name, stage=stage, reason=reason)
             sessions, replica.sessions = replica.sessions, set()
+            if replica.attaching is not None:
+                replica.attaching.cancel()
+                replica.attaching = None
+            replica.consumer = None
             self._on_lost(replica, sessions)
             self._on_change()
 
@@ -108,7 +117,7 @@ class Pools:
             if isinstance(report, WorkerStatus):
                 was_ready = replica.status is not None and replica.status.ready
                 replica.note(report, self._clock_ms())
-                if report.ready and not was_ready:
+                if replica.ready and not was_ready:
                     self._on_ready(stage)
                 self._on_change()
             else:
@@ -120,6 +129,14 @@ class Pools:
         replica = Replica(name, stage, link)
         self._by_stage.setdefault(stage, []).append(replica)
         return replica
+
+    async def _attached(self, replica: Replica) -> None:
+        """Payloads can go by arena from here on, or it is known that they cannot."""
+        replica.consumer = await self._attach(replica.link.endpoint)
+        replica.attaching = None
+        if replica.ready:
+            self._on_ready(replica.stage)
+        self._on_change()
 
     def pick(self, stage: str) -> Replica:
         """The ready replica with the fewest sessions.
@@ -154,3 +171,5 @@ class Pools:
         """Close all links."""
         for replica in self.all():
             replica.link.close()
+            if replica.attaching is not None:
+                replica.attaching.cancel()

@@ -19,6 +19,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.config_source import Location, Problem, Source, read_source
+from protocol.edges import CLIENT, ConnectorKind, edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 
@@ -145,7 +146,9 @@ class PipelineConfig(_Section):
     """Stages wired to one loop. A client's `model` names it, or one of its `aliases`.
 
     `voices` maps a voice of the speaking stage to other names that clients may use
-    for it. `required` makes `/readyz` wait for this pipeline.
+    for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
+    an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
+    cross it: by default text `inline` and everything else by `shm`.
     """
 
     kind: Literal["duplex"]
@@ -156,6 +159,17 @@ class PipelineConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     defaults: DefaultsConfig = DefaultsConfig()
     voices: dict[Name, tuple[Name, ...]] = {}
+    connectors: dict[str, ConnectorKind] = {}
+
+    @property
+    def edge_payloads(self) -> dict[str, PayloadType]:
+        """What each edge carries, those from and to the client included, by its name."""
+        named = {edge_name(edge.source, edge.target): edge.payload for edge in self.edges}
+        named[edge_name(CLIENT, self.entry)] = PayloadType.AUDIO
+        for modality, stage in self.outputs.items():
+            named[edge_name(stage, CLIENT)] = modality.payload
+        named.setdefault(edge_name(self.entry, CLIENT), PayloadType.TEXT)
+        return named
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -303,6 +317,11 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
                 yield (*location, "aliases", index), reason
             names.setdefault(alias, f"pipeline {name}")
         yield from _voice_contradictions(location, pipeline)
+        edges = pipeline.edge_payloads
+        for edge in pipeline.connectors:
+            if edge not in edges:
+                reason = f"no edge is called {edge}; there are {', '.join(sorted(edges))}"
+                yield (*location, "connectors", edge), reason
         yield from _graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:

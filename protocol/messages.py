@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import Descriptor
+from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 
 PROTOCOL_VERSION = 1
@@ -31,11 +32,15 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Create the session's state on this stage. Answered by `Answer`."""
+    """Create the session's state on this stage. Answered by `Answer`.
+
+    `output` says how its output leaves the worker; None: inside messages.
+    """
 
     fence: Fence
     command: str
     settings: dict[str, Any] = {}
+    output: OutputEdge | None = None
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

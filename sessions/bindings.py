@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import Descriptor, InlineDescriptor
+from protocol.edges import OutputEdge
 from protocol.errors import CapacityExceeded, ErrorInfo
 from protocol.messages import (
     Acknowledge,
@@ -59,8 +60,10 @@ class Binding:
         fence: Callable[[], Fence],
         settings: Callable[[], dict[str, Any]],
         act: Callable[[Action], None],
+        output: OutputEdge | None = None,
     ) -> None:
         self.stage = stage
+        self._output = output
         self.state = BindingState.UNBOUND
         self.worker: str | None = None
         self._fence = fence
@@ -82,13 +85,13 @@ class Binding:
         """A replica was chosen: open the session's state there."""
         self.worker = worker
         self.state = BindingState.OPENING
-        self._sequence = 0
         self._awaited = self._command_id()
-        self._send(Open(self._fence(), self._awaited, self._settings()))
+        self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
 
     def lost(self) -> None:
         """The worker is gone. What waited for a worker goes on waiting."""
         self.worker = None
+        self._sequence = 0
         self._awaited = None
         self._configuring.clear()
         self._backlog.clear()
@@ -151,7 +154,9 @@ class Binding:
             if len(self._configuring) >= WAITING_COMMANDS:
                 raise CapacityExceeded("settings change faster than they can be applied")
             self._configuring.append(self._command_id())
-            self._send(Configure(self._fence(), self._configuring[-1], self._settings()))
+            self._send(
+                Configure(self._fence(), self._configuring[-1], self._settings(), self._sequence)
+            )
 
     def update(self, payload: Payload) -> bool:
         """Send stream input; False when there is no worker to take it."""
@@ -164,7 +169,7 @@ class Binding:
     def signal(self, name: str, arguments: dict[str, Any]) -> None:
         """Send a signal; a stage without a worker has no state for it to act on."""
         if self.reachable:
-            self._send(Signal(self._fence(), self._command_id(), name, arguments))
+            self._send(Signal(self._fence(), self._command_id(), name, arguments, self._sequence))
 
     def run(
         self,
@@ -179,7 +184,9 @@ class Binding:
         Raises CapacityExceeded when too many commands wait for a worker.
         """
         descriptors = [InlineDescriptor(payload) for payload in inputs]
-        self._turn_command(Run(self._fence(), turn, lane, parameters, list(descriptors), last))
+        self._turn_command(
+            Run(self._fence(), turn, lane, parameters, list(descriptors), last, self._sequence)
+        )
 
     def feed(self, turn: int, payload: Payload | None, last: bool = False) -> None:
         """Give more input to a running turn. Raises CapacityExceeded as `run` does."""

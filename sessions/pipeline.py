@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from protocol.edges import CLIENT, ConnectorKind, OutputEdge, edge_name
 from protocol.payloads import PayloadType
 
 
@@ -50,7 +51,8 @@ class Limits:
 class Pipeline:
     """A directed acyclic graph of stages with its output ports.
 
-    `stages` is in topological order; opening binds them in this order. `voices`
+    `stages` is in topological order; opening binds them in this order. `connectors` is by
+    the name of an edge, those from and to the client included. `voices`
     maps every name that a client may ask for to the voice that is spoken.
     """
 
@@ -58,10 +60,16 @@ class Pipeline:
     stages: tuple[str, ...]
     edges: tuple[Edge, ...]
     outputs: Mapping[str, str]
+    connectors: Mapping[str, ConnectorKind] = field(default_factory=dict)
     limits: Limits = Limits()
     instructions: str = ""
     voice: str = ""
     voices: Mapping[str, str] = field(default_factory=dict)
+
+    def output_edge(self, stage: str) -> OutputEdge:
+        """How the output of `stage` reaches this gateway: the edge to its client."""
+        name = edge_name(stage, CLIENT)
+        return OutputEdge(name, self.connectors.get(name, ConnectorKind.INLINE))
 
     def edges_from(self, stage: str) -> Iterable[Edge]:
         """The edges that leave `stage`."""

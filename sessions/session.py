@@ -90,7 +90,11 @@ class Session:
         )
         for stage in pipeline.stages:
             self._bindings[stage] = Binding(
-                stage, lambda: self._fence, self._settings_of(stage), self._actions_append
+                stage,
+                lambda: self._fence,
+                self._settings_of(stage),
+                self._actions_append,
+                pipeline.output_edge(stage),
             )
 
     @property

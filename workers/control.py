@@ -39,6 +39,7 @@ from workers.control_events import (
     Action,
     CommandReceived,
     ControlLimits,
+    DiscardPayload,
     Emitted,
     EngineReady,
     Event,
@@ -288,7 +289,9 @@ class Control:
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
                 self._report(gateway, ended)
-            case Update() | Feed() | RaiseFloor() | Acknowledge():
+            case Update():
+                self._actions.append(DiscardPayload(command.payload))
+            case Feed() | RaiseFloor() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import Descriptor
+from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
 from protocol.payloads import Payload
@@ -172,6 +173,8 @@ class OpenSession(msgspec.Struct, frozen=True):
     session: str
     epoch: int
     settings: dict[str, Any]
+    owner: str
+    output: OutputEdge | None = None
 
 
 class ConfigureSession(msgspec.Struct, frozen=True):
@@ -194,6 +197,12 @@ class ApplyInput(msgspec.Struct, frozen=True):
 
     session: str
     sequence: int
+    payload: Descriptor
+
+
+class DiscardPayload(msgspec.Struct, frozen=True):
+    """Nobody will read this payload: give it back."""
+
     payload: Descriptor
 
 
@@ -273,6 +282,7 @@ Action = (
     | CancelTurn
     | AbandonTurn
     | FreeSession
+    | DiscardPayload
     | PaceTurn
     | SendOutput
     | SendReport

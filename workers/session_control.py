@@ -44,6 +44,7 @@ from workers.control_events import (
     CancelTurn,
     ConfigureSession,
     ControlLimits,
+    DiscardPayload,
     Emitted,
     FeedTurn,
     FreeSession,
@@ -165,9 +166,12 @@ class SessionControl:
 
     def update(self, update: Update, now_ms: float) -> None:
         """Apply one piece of stream input, or hold it until its turn comes."""
-        if self.state is SessionState.CLOSING or update.sequence <= self.received:
-            return
-        if update.sequence in self._held:
+        if (
+            self.state is SessionState.CLOSING
+            or update.sequence <= self.received
+            or update.sequence in self._held
+        ):
+            self.act(DiscardPayload(update.payload))
             return
         self._held[update.sequence] = update.payload
         self._held_bytes += descriptor_bytes(update.payload)
@@ -202,6 +206,8 @@ class SessionControl:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
             self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
+            for payload in self._held.values():
+                self.act(DiscardPayload(payload))
             self._held.clear()
             self._held_bytes = 0
             self.gap_since_ms = None
@@ -379,7 +385,9 @@ class SessionControl:
         first = self.received + 1
         if first in self._held:
             last = first
-            self._held_bytes -= descriptor_bytes(self._held.pop(first))
+            payload = self._held.pop(first)
+            self._held_bytes -= descriptor_bytes(payload)
+            self.act(DiscardPayload(payload))
         else:
             last = min(self._held) - 1 if self._held else self._mailbox[0].barrier
         self.received = last
@@ -391,9 +399,9 @@ class SessionControl:
 
     def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
         match waiting.command:
-            case Open(command=command, settings=settings):
+            case Open(command=command, settings=settings, output=output):
                 self._begin(command)
-                self.act(OpenSession(self.session, self.epoch, settings))
+                self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
             case Configure(command=command, settings=settings):
                 self._begin(command)
                 self.act(ConfigureSession(self.session, settings))

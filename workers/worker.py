@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import structlog
 
-from protocol.connectors import InlineConnector
+from protocol.arena import Arrival
+from protocol.edges import decode_note
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -31,7 +33,15 @@ from protocol.errors import (
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
 from protocol.link_zmq import WorkerEndpoint
-from protocol.messages import Command, Output, WorkerStatus
+from protocol.messages import (
+    Command,
+    Fence,
+    Output,
+    Report,
+    TurnEnded,
+    Update,
+    WorkerStatus,
+)
 from protocol.payloads import Payload
 from workers.control import Control
 from workers.control_events import (
@@ -42,6 +52,7 @@ from workers.control_events import (
     CommandReceived,
     ConfigureSession,
     ControlLimits,
+    DiscardPayload,
     Emitted,
     EngineReady,
     Event,
@@ -68,6 +79,7 @@ from workers.control_events import (
 )
 from workers.engine import Engine, EngineSession, Turn
 from workers.spec import WorkerSpec
+from workers.transfers import Transfers
 from workers.turns import TurnInputs
 
 _log = structlog.get_logger(__name__)
@@ -98,12 +110,12 @@ class Worker:
         self._engine = engine
         self._link_settings = link
         self._control = Control(limits or ControlLimits(owner_gone_ms=spec.grace_s * 1000.0))
-        self._connector = InlineConnector()
         self._sessions: dict[str, EngineSession] = {}
         self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
         self._events: deque[Event] = deque()
         self._telling = False
+        self._settle_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._stop = asyncio.Event()
@@ -124,11 +136,20 @@ class Worker:
             self.incarnation,
             WorkerInfo(self._spec.stage, self._spec.engine, False),
             on_command=self._on_command,
-            on_gateway_up=lambda gateway: self._tell(GatewayUp(gateway)),
+            on_gateway_up=self._on_gateway_up,
             on_gateway_down=lambda gateway: self._tell(GatewayDown(gateway)),
             on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
             settings=self._link_settings,
+        )
+        self._transfers = Transfers(
+            self._spec.endpoint,
+            self.incarnation,
+            send=self._report,
+            on_failed=lambda session, turn, error: self._tell(
+                OutputRefused(session, turn, error.info())
+            ),
+            on_input=self._on_input,
         )
         loading = asyncio.create_task(self._load(on_ready))
         stopping = asyncio.create_task(self._stop.wait())
@@ -145,6 +166,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(loading, stopping, return_exceptions=True)
             self._endpoint.close()
+            await self._transfers.close()
             if self._timer is not None:
                 self._timer.cancel()
             await self._engine.shutdown()
@@ -173,6 +195,28 @@ class Worker:
 
     def _on_command(self, gateway: str, command: Command) -> None:
         self._tell(CommandReceived(gateway, command))
+
+    def _on_gateway_up(self, gateway: str) -> None:
+        self._transfers.gateway_up(gateway)
+        self._tell(GatewayUp(gateway))
+
+    def _on_input(self, arrival: Arrival) -> None:
+        """Stream input came through the gateway's arena, beside the link."""
+        try:
+            note = decode_note(arrival.note)
+        except msgspec.DecodeError:
+            _log.error("malformed_input", gateway=arrival.producer, session=arrival.session)
+            self._transfers.release(arrival.descriptor)
+            return
+        fence = Fence(arrival.session, note.epoch, note.owner)
+        self._on_command(arrival.producer, Update(fence, note.sequence, arrival.descriptor))
+        if not self._settle_due:
+            self._settle_due = True
+            self._loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        self._settle_due = False
+        self._tell(Settle())
 
     def _tell(self, event: Event) -> None:
         """Handle `event` after those before it; what it causes is done when this returns.
@@ -228,7 +272,7 @@ class Worker:
             case SendReport():
                 self._send(action)
             case SendOutput():
-                self._send_output(action)
+                self._transfers.put(action)
             case PaceTurn():
                 self._pace(action)
             case ApplyInput():
@@ -238,6 +282,7 @@ class Worker:
             case StartTurn():
                 self._start(action)
             case CancelTurn():
+                self._transfers.void(action.session, action.turn)
                 if (running := self._turns.get((action.session, action.turn))) is not None:
                     running.task.cancel()
             case AbandonTurn():
@@ -252,29 +297,28 @@ class Worker:
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
                 self._free(action.session)
+            case DiscardPayload():
+                self._transfers.discard(action.payload)
 
     def _send(self, action: SendReport) -> None:
         report = action.report
-        try:
-            self._endpoint.send(action.gateway, report)
-        except EngineLost:
-            # The link has just gone; the control side is about to be told.
-            return
-        except (CapacityExceeded, InvalidRequest) as error:
-            # Nothing but output may be missing: a gateway this far behind starts afresh.
-            _log.error("gateway_dropped", gateway=action.gateway, reason=error.message)
-            self._endpoint.drop(action.gateway)
+        if not (isinstance(report, TurnEnded) and self._transfers.end(action.gateway, report)):
+            self._report(action.gateway, report)
 
-    def _send_output(self, action: SendOutput) -> None:
-        descriptor = self._connector.put(action.payload)
-        output = Output(action.session, action.turn, action.sequence, descriptor)
+    def _report(self, gateway: str, report: Report) -> None:
         try:
-            self._endpoint.send(action.gateway, output)
+            self._endpoint.send(gateway, report)
         except EngineLost:
-            # It stays kept; whether anybody asks for it again is the gateway's to say.
+            # The link has just gone, and the control side is about to be told. Output
+            # stays kept; whether anybody asks for it again is the gateway's to say.
             return
         except (CapacityExceeded, InvalidRequest) as error:
-            self._tell(OutputRefused(action.session, action.turn, error.info()))
+            if isinstance(report, Output):
+                self._tell(OutputRefused(report.session, report.turn, error.info()))
+                return
+            # Nothing but output may be missing: a gateway this far behind starts afresh.
+            _log.error("gateway_dropped", gateway=gateway, reason=error.message)
+            self._endpoint.drop(gateway)
 
     def _pace(self, action: PaceTurn) -> None:
         running = self._turns.get((action.session, action.turn))
@@ -301,6 +345,7 @@ class Worker:
             self._tell(Noticed(name, event, arguments))
 
         self._sessions[name] = self._engine.open(name, action.settings, emit)
+        self._transfers.opened(name, action.owner, action.output)
         self._epochs[name] = action.epoch
         return {}
 
@@ -309,18 +354,18 @@ class Worker:
         return {}
 
     def _apply(self, action: ApplyInput) -> None:
-        payload = self._connector.get(action.payload)
         try:
-            self._sessions[action.session].update(payload)
+            self._sessions[action.session].update(self._transfers.get(action.payload))
         except Exception as error:
             info = self._explain(error, session=action.session)
             self._tell(InputFailed(action.session, action.sequence, info))
         finally:
-            self._connector.release(action.payload)
+            self._transfers.discard(action.payload)
 
     def _free(self, name: str) -> None:
         session = self._sessions.pop(name, None)
         self._epochs.pop(name, None)
+        self._transfers.freed(name)
         if session is None:
             return
         try:
@@ -332,7 +377,7 @@ class Worker:
         key = (action.session, action.turn)
         inputs = TurnInputs(lambda size: self._tell(InputTaken(*key, size)))
         for descriptor in action.inputs:
-            inputs.put(self._connector.get(descriptor), counted=False)
+            inputs.put(self._transfers.get(descriptor), counted=False)
         if action.last:
             inputs.end()
 
@@ -346,6 +391,7 @@ class Worker:
 
         async def wait_for_room() -> None:
             await room.wait()
+            await self._transfers.room(*key)
 
         turn = Turn(action.turn, action.lane, action.parameters, inputs, emit, wait_for_room)
         task = self._tasks.create_task(
@@ -360,7 +406,7 @@ class Worker:
         if running is None:
             return
         if action.payload is not None:
-            running.inputs.put(self._connector.get(action.payload), counted=True)
+            running.inputs.put(self._transfers.get(action.payload), counted=True)
         if action.last:
             running.inputs.end()
 

@@ -176,7 +176,9 @@ class Gateway:
 
     async def output(self) -> str:
         """The text of the next output piece."""
-        return (await self.next(Output)).payload.payload.data.decode()
+        descriptor = (await self.next(Output)).payload
+        assert isinstance(descriptor, InlineDescriptor)
+        return descriptor.payload.data.decode()
 
     async def ended(self, turn: int) -> TurnEnded:
         """The end of a turn."""

@@ -42,6 +42,7 @@ from workers.control_events import (
     CommandReceived,
     ConfigureSession,
     ControlLimits,
+    DiscardPayload,
     Emitted,
     EngineReady,
     Event,
@@ -82,6 +83,7 @@ class Bench:
     now_ms: float = 0.0
     actions: list[Action] = field(default_factory=list)
     reports: list[tuple[str, Report]] = field(default_factory=list)
+    discarded: int = 0
 
     def __post_init__(self) -> None:
         self.control = Control(self.limits)
@@ -95,6 +97,9 @@ class Bench:
         for action in self.control.handle(event, self.now_ms):
             if isinstance(action, SendReport):
                 self.reports.append((action.gateway, action.report))
+                continue
+            if isinstance(action, DiscardPayload):
+                self.discarded += 1
                 continue
             if isinstance(action, SendOutput):
                 descriptor = InlineDescriptor(action.payload)
@@ -147,7 +152,7 @@ def run(turn: int, lane: str = "default", **fields: Any) -> Run:
 
 def test_an_open_is_carried_out_and_answered() -> None:
     bench = Bench()
-    assert bench.command(Open(FENCE, "c1", {"a": 1})) == [OpenSession("s", 1, {"a": 1})]
+    assert bench.command(Open(FENCE, "c1", {"a": 1})) == [OpenSession("s", 1, {"a": 1}, "g1")]
     assert bench.take() == [Answer("s", "c1", None, {"done": "open"})]
 
 
@@ -555,7 +560,7 @@ def test_a_gateway_that_comes_back_finds_nothing_of_what_it_gave_up() -> None:
     bench = Bench().open()
     bench.tell(GatewayDown("g1"))
     assert bench.tell(GatewayUp("g1")) == [FreeSession("s")]
-    assert bench.command(Open(FENCE, "again")) == [OpenSession("s", 1, {})]
+    assert bench.command(Open(FENCE, "again")) == [OpenSession("s", 1, {}, "g1")]
 
 
 # Any order of events
@@ -596,6 +601,8 @@ class Watch:
         self.running: set[tuple[str, int]] = set()
         self.engine: set[str] = set()
         self.inputs: dict[str, int] = {}
+        self.updates = 0
+        self.applied = 0
 
     def step(self, step: Any) -> None:
         if isinstance(step, float):
@@ -610,6 +617,7 @@ class Watch:
             self.observe(self.bench.tell(step))
         else:
             before = len(self.bench.actions)
+            self.updates += isinstance(step, Update)
             self.observe(self.bench.command(step, step.fence.owner))
             self.check_fence(step.fence, len(self.bench.actions) > before)
 
@@ -637,6 +645,7 @@ class Watch:
                 case AbandonTurn():
                     self.running.remove((action.session, action.turn))
                 case ApplyInput():
+                    self.applied += 1
                     assert action.sequence > self.inputs[action.session]
                     self.inputs[action.session] = action.sequence
             if not isinstance(action, FreeSession | AbandonTurn):
@@ -650,6 +659,8 @@ class Watch:
         assert self.engine == set()
         assert self.running == set()
         assert self.bench.control.waiting == 0
+        # Every payload that came in was read or given back: none is held for ever.
+        assert self.applied + self.bench.discarded == self.updates
 
 
 @settings(max_examples=300, deadline=None)

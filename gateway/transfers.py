@@ -1,0 +1,239 @@
+"""The gateway's payloads: input to the workers and output from them, by message or arena.
+
+Stream input goes through this gateway's arena where its edge says so, in the order in
+which it came; what finds no room waits, and the session's backlog bounds it. Output
+that came through a worker's arena is read in place until it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
+from protocol.connectors import Descriptor, InlineDescriptor, ShmDescriptor, Traffic
+from protocol.edges import (
+    CLIENT,
+    INPUT_WINDOW_BYTES,
+    ConnectorKind,
+    InputNote,
+    edge_name,
+    encode_note,
+    gateway_arena,
+    worker_arena,
+)
+from protocol.errors import AntiphonError
+from protocol.messages import Update
+from protocol.payloads import Payload
+from protocol.shm_connector import ShmConnector, ShmFlow, usable_kind
+
+_log = structlog.get_logger(__name__)
+
+ATTACH_S = 5.0
+INPUT_TURN = 0
+"""The number under which a session's stream input has its credit."""
+
+
+@dataclass(eq=False)
+class _Input:
+    """A session's stream input on its way to one stage. `waiting` found no room yet."""
+
+    session: str
+    flow: ShmFlow
+    waiting: deque[Update] = field(default_factory=deque)
+    pump: asyncio.Task[None] | None = None
+
+
+class Transfers:
+    """All payloads of one gateway. Make it on a running loop.
+
+    `on_lost(session, stage)` is called when a session's input cannot reach its stage.
+    """
+
+    def __init__(
+        self, incarnation: str, endpoints: list[str], on_lost: Callable[[str, str], None]
+    ) -> None:
+        self._on_lost = on_lost
+        self._shm: ShmConnector | None = None
+        self._inline: dict[str, Traffic] = {}
+        self._inputs: dict[tuple[str, str], _Input] = {}
+        self._held: dict[tuple[str, str, int], deque[tuple[int, ShmDescriptor]]] = {}
+        paths = [path for e in endpoints if (path := gateway_arena(e, incarnation)) is not None]
+        if paths and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
+            self._shm = ShmConnector(paths[0], incarnation)
+
+    async def attach(self, endpoint: str) -> str | None:
+        """Attach to the arena of the worker at `endpoint`, and wait until it has attached here.
+
+        Its name as a consumer; None when there is no shared memory between the two.
+        """
+        path = worker_arena(endpoint)
+        if self._shm is None or path is None:
+            return None
+        try:
+            name = await self._shm.attach(path, timeout_s=ATTACH_S)
+            await self._shm.consumer(name, timeout_s=ATTACH_S)
+        except (AntiphonError, OSError) as error:
+            _log.warning("arena_not_attached", endpoint=endpoint, reason=str(error))
+            return None
+        return name
+
+    # Input
+
+    def open_input(self, session: str, stage: str, consumer: str | None, kind: str) -> None:
+        """Reserve room for the session's stream input to `stage`, where it goes by arena."""
+        if self._shm is None or consumer is None or kind != ConnectorKind.SHM:
+            return
+        edge = edge_name(CLIENT, stage)
+        try:
+            flow = self._shm.open(session, INPUT_TURN, {edge: consumer}, INPUT_WINDOW_BYTES)
+        except (NoCredit, NotAttached) as error:
+            _log.warning("input_goes_inline", session=session, edge=edge, reason=error.message)
+            return
+        self._inputs[session, stage] = _Input(session, flow)
+
+    def put_input(self, stage: str, update: Update) -> Update | None:
+        """Send stream input by arena; the update itself when it goes inside a message."""
+        stream = self._inputs.get((update.fence.session, stage))
+        if stream is None:
+            self._count(edge_name(CLIENT, stage), _inline_bytes(update.payload))
+            return update
+        if stream.waiting or not self._try(stream, update):
+            stream.waiting.append(update)
+            if stream.pump is None:
+                stream.pump = asyncio.create_task(self._pump(stream, stage))
+        return None
+
+    def close_input(self, session: str, stage: str) -> None:
+        """The session's input goes to this worker no more."""
+        stream = self._inputs.pop((session, stage), None)
+        if stream is None:
+            return
+        if stream.pump is not None:
+            stream.pump.cancel()
+        assert self._shm is not None
+        self._shm.void(session, INPUT_TURN)
+
+    def _try(self, stream: _Input, update: Update) -> bool:
+        assert self._shm is not None
+        payload, note = _parts(update)
+        try:
+            self._shm.put(payload, stream.flow, note, tell=True)
+        except NoCredit:
+            return False
+        except (TurnVoid, PeerLost):
+            # The link's end says the same, and what follows from it.
+            return True
+        return True
+
+    async def _pump(self, stream: _Input, stage: str) -> None:
+        assert self._shm is not None
+        try:
+            while stream.waiting:
+                payload, note = _parts(stream.waiting[0])
+                await self._shm.put_when_ready(payload, stream.flow, note=note, tell=True)
+                stream.waiting.popleft()
+        except (TurnVoid, PeerLost):
+            return
+        except AntiphonError as error:
+            _log.error("input_lost", session=stream.session, stage=stage, reason=error.message)
+            self._on_lost(stream.session, stage)
+        finally:
+            stream.pump = None
+
+    # Output
+
+    def get(self, session: str, stage: str, turn: int, sequence: int, of: Descriptor) -> Payload:
+        """The payload of a piece of output, readable until `acknowledged` or `void`.
+
+        Raises AntiphonError when it cannot be had.
+        """
+        if isinstance(of, InlineDescriptor):
+            self._count(edge_name(stage, CLIENT), len(of.payload.data))
+            return of.payload
+        if self._shm is None:
+            raise NotAttached("this gateway reads no arena")
+        payload = self._shm.get(of)
+        self._held.setdefault((session, stage, turn), deque()).append((sequence, of))
+        return payload
+
+    def discard(self, descriptor: Descriptor) -> None:
+        """Nobody here wants this piece."""
+        if self._shm is not None:
+            self._shm.discard(descriptor)
+
+    def acknowledged(self, session: str, stage: str, turn: int, through: int) -> None:
+        """Output up to `through` has been taken: its views die."""
+        held = self._held.get((session, stage, turn))
+        if held is None:
+            return
+        while held and held[0][0] <= through:
+            self._release(held.popleft()[1])
+        if not held:
+            del self._held[session, stage, turn]
+
+    def void(self, session: str, turn: int) -> None:
+        """The turn's content is not wanted: what is held of it goes, and what still comes."""
+        for key in [key for key in self._held if key[0] == session and key[2] == turn]:
+            for _, descriptor in self._held.pop(key):
+                self._release(descriptor)
+        if self._shm is not None:
+            self._shm.void(session, turn)
+
+    def freed(self, session: str) -> None:
+        """The session is gone: nothing of it is held or on its way."""
+        for name, stage in [key for key in self._inputs if key[0] == session]:
+            self.close_input(name, stage)
+        for key in [key for key in self._held if key[0] == session]:
+            for _, descriptor in self._held.pop(key):
+                self._release(descriptor)
+
+    def close(self) -> None:
+        """End the arena and detach from the workers'."""
+        for stream in self._inputs.values():
+            if stream.pump is not None:
+                stream.pump.cancel()
+        if self._shm is not None:
+            self._shm.close()
+
+    # What has gone over which edge
+
+    def traffic(self) -> Mapping[tuple[str, str], Traffic]:
+        """By edge and connector."""
+        result = {(edge, "inline"): traffic for edge, traffic in self._inline.items()}
+        if self._shm is not None:
+            health = self._shm.health()
+            for edges in (health.put, health.got):
+                result.update({(edge, "shm"): traffic for edge, traffic in edges.items()})
+        return result
+
+    def count_inline(self, source: str, target: str, size_bytes: int) -> None:
+        """A payload went from stage to stage inside messages."""
+        self._count(edge_name(source, target), size_bytes)
+
+    def _count(self, edge: str, size_bytes: int) -> None:
+        traffic = self._inline.get(edge)
+        if traffic is None:
+            traffic = self._inline[edge] = Traffic()
+        traffic.count(size_bytes)
+
+    def _release(self, descriptor: ShmDescriptor) -> None:
+        assert self._shm is not None
+        with contextlib.suppress(AntiphonError):
+            self._shm.release(descriptor)
+
+
+def _parts(update: Update) -> tuple[Payload, bytes]:
+    """The payload of stream input, and the note that goes with it through an arena."""
+    assert isinstance(update.payload, InlineDescriptor)
+    fence = update.fence
+    return update.payload.payload, encode_note(InputNote(fence.epoch, fence.owner, update.sequence))
+
+
+def _inline_bytes(descriptor: Descriptor) -> int:
+    return len(descriptor.payload.data) if isinstance(descriptor, InlineDescriptor) else 0

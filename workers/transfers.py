@@ -1,0 +1,244 @@
+"""A worker's payloads: input that comes and output that goes, by message or by arena.
+
+A turn's output leaves in order. While its window is full it waits here, and so does
+its engine at the next `turn.room()`; its end waits behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
+from protocol.connectors import Descriptor, InlineConnector
+from protocol.edges import ConnectorKind, OutputEdge, gateway_arena, worker_arena
+from protocol.errors import AntiphonError
+from protocol.messages import Output, TurnEnded
+from protocol.payloads import Payload
+from protocol.shm_connector import ShmConnector, ShmFlow, usable_kind
+from workers.control_events import SendOutput
+
+_log = structlog.get_logger(__name__)
+
+Send = Callable[[str, Output | TurnEnded], None]
+"""Hand a report to the link: (gateway, report)."""
+
+
+@dataclass
+class _Outlet:
+    """Where a session's output goes."""
+
+    owner: str
+    edge: OutputEdge
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One turn's output on its way. `waiting` is what found no room yet, in order."""
+
+    gateway: str
+    session: str
+    turn: int
+    flow: ShmFlow
+    waiting: deque[SendOutput] = field(default_factory=deque)
+    ended: TurnEnded | None = None
+    pump: asyncio.Task[None] | None = None
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Transfers:
+    """All payloads of one worker. Make it on a running loop.
+
+    `send` hands a report to the link; `on_failed(session, turn, error)` is called when
+    output cannot reach its consumer; `on_input` gets stream input that came by arena.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        *,
+        send: Send,
+        on_failed: Callable[[str, int, AntiphonError], None],
+        on_input: Callable[..., None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._send = send
+        self._on_failed = on_failed
+        self._inline = InlineConnector()
+        self._shm: ShmConnector | None = None
+        self._outlets: dict[str, _Outlet] = {}
+        self._streams: dict[tuple[str, int], _Stream] = {}
+        self._attaching: dict[str, asyncio.Task[None]] = {}
+        path = worker_arena(endpoint)
+        if path is not None and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
+            self._shm = ShmConnector(path, name, on_arrival=on_input)
+
+    # Peers
+
+    def gateway_up(self, gateway: str) -> None:
+        """Attach to the gateway's arena; its input may come that way from then on."""
+        path = gateway_arena(self._endpoint, gateway)
+        if self._shm is None or path is None or gateway in self._shm.producers:
+            return
+        if gateway not in self._attaching:
+            task = asyncio.create_task(self._attach(self._shm, path, gateway))
+            self._attaching[gateway] = task
+            task.add_done_callback(lambda _: self._attaching.pop(gateway, None))
+
+    async def _attach(self, shm: ShmConnector, path: str, gateway: str) -> None:
+        try:
+            await shm.attach(path)
+        except (AntiphonError, OSError) as error:
+            # A gateway without an arena sends everything inside messages.
+            _log.warning("arena_not_attached", gateway=gateway, reason=str(error))
+
+    # Sessions
+
+    def opened(self, session: str, owner: str, edge: OutputEdge | None) -> None:
+        """Output of the session leaves on `edge`; None: inside messages."""
+        if edge is not None and edge.connector is ConnectorKind.SHM and self._shm is not None:
+            self._outlets[session] = _Outlet(owner, edge)
+
+    def freed(self, session: str) -> None:
+        """The session is gone, and with it what was on its way."""
+        self._outlets.pop(session, None)
+        for key in [key for key in self._streams if key[0] == session]:
+            self.void(*key)
+
+    # Input
+
+    def get(self, descriptor: Descriptor) -> Payload:
+        """The payload of a descriptor; released with `release`."""
+        if self._shm is None:
+            return self._inline.get(descriptor)
+        return self._shm.get(descriptor)
+
+    def release(self, descriptor: Descriptor) -> None:
+        """The payload is needed no longer."""
+        if self._shm is not None:
+            self._shm.release(descriptor)
+
+    def discard(self, descriptor: Descriptor) -> None:
+        """The payload will not be read."""
+        if self._shm is not None:
+            self._shm.discard(descriptor)
+
+    # Output
+
+    def put(self, output: SendOutput) -> None:
+        """Send a piece, now or when its turn has room. Raises what the link raises."""
+        stream = self._streams.get((output.session, output.turn)) or self._open(output)
+        if stream is None:
+            self._send_inline(output)
+        elif stream.waiting or not self._try(stream, output):
+            stream.waiting.append(output)
+            stream.room.clear()
+            if stream.pump is None:
+                stream.pump = asyncio.create_task(self._pump(stream))
+
+    def end(self, gateway: str, ended: TurnEnded) -> bool:
+        """Say the end of a turn behind its output; False when nothing is before it."""
+        stream = self._streams.get((ended.session, ended.turn))
+        if stream is None:
+            return False
+        if stream.waiting:
+            stream.ended = ended
+            return True
+        self._close(stream)
+        return False
+
+    async def room(self, session: str, turn: int) -> None:
+        """Wait until the turn's output does not wait."""
+        stream = self._streams.get((session, turn))
+        if stream is not None:
+            await stream.room.wait()
+
+    def void(self, session: str, turn: int) -> None:
+        """The turn's content is not wanted any more: what is on its way goes."""
+        stream = self._streams.pop((session, turn), None)
+        if stream is None:
+            return
+        stream.waiting.clear()
+        stream.room.set()
+        if stream.pump is not None:
+            stream.pump.cancel()
+        assert self._shm is not None
+        self._shm.void(session, turn)
+
+    async def close(self) -> None:
+        """Give everything up and end the arena."""
+        tasks = [*self._attaching.values()]
+        tasks += [stream.pump for stream in self._streams.values() if stream.pump is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._shm is not None:
+            self._shm.close()
+
+    def _open(self, output: SendOutput) -> _Stream | None:
+        outlet = self._outlets.get(output.session)
+        if outlet is None or self._shm is None or outlet.owner != output.gateway:
+            return None
+        try:
+            flow = self._shm.open(
+                output.session,
+                output.turn,
+                {outlet.edge.name: output.gateway},
+                outlet.edge.window_bytes,
+            )
+        except (NotAttached, NoCredit) as error:
+            # Nothing is lost by it: the message carries the bytes, and the link bounds them.
+            _log.warning("output_goes_inline", session=output.session, reason=error.message)
+            del self._outlets[output.session]
+            return None
+        stream = _Stream(output.gateway, output.session, output.turn, flow)
+        stream.room.set()
+        self._streams[output.session, output.turn] = stream
+        return stream
+
+    def _try(self, stream: _Stream, output: SendOutput) -> bool:
+        assert self._shm is not None
+        try:
+            descriptor = self._shm.put(output.payload, stream.flow)
+        except NoCredit:
+            return False
+        self._tell(output, descriptor)
+        return True
+
+    async def _pump(self, stream: _Stream) -> None:
+        """Send what waits, as room comes."""
+        assert self._shm is not None
+        try:
+            while stream.waiting:
+                output = stream.waiting[0]
+                descriptor = await self._shm.put_when_ready(output.payload, stream.flow)
+                stream.waiting.popleft()
+                self._tell(output, descriptor)
+        except (TurnVoid, PeerLost):
+            return
+        except AntiphonError as error:
+            self._on_failed(stream.session, stream.turn, error)
+            return
+        finally:
+            stream.pump = None
+            stream.room.set()
+        if stream.ended is not None:
+            self._close(stream)
+            self._send(stream.gateway, stream.ended)
+
+    def _close(self, stream: _Stream) -> None:
+        assert self._shm is not None
+        self._streams.pop((stream.session, stream.turn), None)
+        self._shm.close_flow(stream.flow)
+
+    def _send_inline(self, output: SendOutput) -> None:
+        self._tell(output, self._inline.put(output.payload))
+
+    def _tell(self, output: SendOutput, descriptor: Descriptor) -> None:
+        report = Output(output.session, output.turn, output.sequence, descriptor)
+        self._send(output.gateway, report)
