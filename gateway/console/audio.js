@@ -143,9 +143,8 @@ export class Speaker {
   }
 
   async #build() {
-    if (typeof AudioWorkletNode === "undefined") {
-      throw new Error(window.isSecureContext ? "This browser is too old to play sound." : whyNoMicrophone());
-    }
+    if (!window.isSecureContext) throw new Error(whyNoMicrophone());
+    if (typeof AudioWorkletNode === "undefined") throw new Error("This browser is too old to play sound.");
     this.context = context();
     await this.context.audioWorklet.addModule(new URL("playback-worklet.js", HERE));
     this.node = new AudioWorkletNode(this.context, "playback", {

@@ -11,7 +11,7 @@ import { inWords } from "./words.js";
 const MODEL = new URLSearchParams(location.search).get("model") ?? "voice";
 const SILENCE_AT_END_MS = 1200;
 const HARMLESS = new Set(["response_cancel_not_active", "item_retrieve_invalid_item_id"]);
-const TYPING_WORKS = "You can still type.";
+const TYPING_WORKS = "You can type, and read the answers.";
 
 const turns = new Turns();
 const endOfSpeech = new EndOfSpeech();
@@ -74,6 +74,8 @@ const handlers = {
   "session.created"({ session }) {
     state.session = session.id;
     state.connection = "connected";
+    if (state.forgets) view.addLine("note").set("A new session: it does not know what was said before.");
+    state.forgets = false;
     state.defaultInstructions = session.instructions ?? "";
     view.showDefaultInstructions(state.defaultInstructions);
     realtime.configure(wantedInstructions());
@@ -228,9 +230,7 @@ async function interrupt() {
 async function connect() {
   notify(null);
   view.showKeyForm(false);
-  if (lines.size > 0) {
-    view.addLine("note").set("A new session: it does not know what was said before.");
-  }
+  state.forgets ||= lines.size > 0;
   lines.clear();
   parts.clear();
   spoken.clear();
@@ -239,7 +239,7 @@ async function connect() {
   try {
     await speaker.start();
   } catch (problem) {
-    notify(problem.message, "connection");
+    notify(`${problem.message} ${TYPING_WORKS}`, "connection");
   }
   // The person may have hung up while the browser got its sound ready.
   if (state.connection === "connecting") realtime.connect(MODEL);

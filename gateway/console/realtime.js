@@ -95,7 +95,7 @@ function ended(code, reason) {
     1008: "The server refused access",
     1009: "A message was too big",
     1011: "The server had a fault",
-    1012: "The server restarts",
+    1012: "The server is restarting",
     1013: "The server is full; try again later",
   }[code];
   return { words: `${words ?? `The connection ended (${code})`}${said}.`, needsKey: code === 1008 && !reason };

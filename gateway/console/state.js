@@ -17,6 +17,7 @@ export const state = {
   inputLevel: 0,
   wantsMicrophone: false,
   createWhenFree: false,
+  forgets: false, // the page shows a conversation that the next session does not know
   unsent: null, // what was typed before there was a connection
   defaultInstructions: "",
 };

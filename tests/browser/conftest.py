@@ -59,14 +59,20 @@ def playwright() -> Iterator[Playwright]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Serve the console beside a synthetic Realtime server; returns the base URL."""
+def servers() -> Iterator[ExitStack]:
+    """What is being served; closing it ends that."""
     with ExitStack() as stack:
+        yield stack
 
-        def start(script: Script) -> str:
-            return stack.enter_context(serving(script, [Mount("/", ConsoleFiles())]))
 
-        yield start
+@pytest.fixture
+def serve(servers: ExitStack) -> Serve:
+    """Serve the console beside a synthetic Realtime server; returns the base URL."""
+
+    def start(script: Script) -> str:
+        return servers.enter_context(serving(script, [Mount("/", ConsoleFiles())]))
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +82,24 @@ def voice() -> Iterator[Deployment]:
         yield deployment
 
 
+def launch(playwright: Playwright, arguments: tuple[str, ...]) -> Browser:
+    """A Chromium with these arguments beside the usual ones."""
+    return playwright.chromium.launch(
+        executable_path=chromium_path(), args=[*CHROMIUM_ARGUMENTS, *arguments]
+    )
+
+
+@pytest.fixture(scope="session")
+def usual_browser(playwright: Playwright) -> Iterator[Browser]:
+    """One browser for all pages that need no microphone of their own."""
+    with launch(playwright, MICROPHONE_ALLOWED) as browser:
+        yield browser
+
+
 @pytest.fixture
-def open_page(playwright: Playwright) -> Iterator[OpenPage]:
-    """Open a page in a browser of its own: `open_page(url, microphone=WAV, width=...)`."""
-    browsers: list[Browser] = []
+def open_page(playwright: Playwright, usual_browser: Browser) -> Iterator[OpenPage]:
+    """Open a page, nothing shared with any other: `open_page(url, microphone=WAV, width=...)`."""
+    opened: list[Browser | BrowserContext] = []
 
     def start(
         url: str,
@@ -91,17 +111,18 @@ def open_page(playwright: Playwright) -> Iterator[OpenPage]:
         media: tuple[str, ...] = MICROPHONE_ALLOWED,
         arguments: tuple[str, ...] = (),
     ) -> Page:
-        extra = [*media, *arguments]
+        extra = (*media, *arguments)
         if microphone is not None:
-            extra.append(f"--use-file-for-fake-audio-capture={microphone}%noloop")
-        browser = playwright.chromium.launch(
-            executable_path=chromium_path(), args=[*CHROMIUM_ARGUMENTS, *extra]
-        )
-        browsers.append(browser)
-        context: BrowserContext = browser.new_context(
+            extra += (f"--use-file-for-fake-audio-capture={microphone}%noloop",)
+        browser = usual_browser
+        if extra != MICROPHONE_ALLOWED:
+            browser = launch(playwright, extra)
+            opened.append(browser)
+        context = browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme="dark" if dark else "light",
         )
+        opened.append(context)
         page = context.new_page()
         page.on("pageerror", lambda problem: problems.append(str(problem)))
         page.on(
@@ -116,12 +137,13 @@ def open_page(playwright: Playwright) -> Iterator[OpenPage]:
     try:
         yield start
     finally:
-        for browser in browsers:
-            browser.close()
+        for thing in reversed(opened):
+            thing.close()
     # What the browser says by itself of refused sockets and pages that are not secure.
     usual = (
         "WebSocket connection to",
         "the server responded with a status of 401",
+        "net::ERR_CONNECTION_REFUSED",
         "Cross-Origin-Opener-Policy header has been ignored",
     )
     unexpected = [words for words in problems if not any(part in words for part in usual)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,14 @@ def test_a_spoken_turn_is_heard_and_interrupted_by_speaking(
     serve: Serve, open_page: OpenPage, microphone: Microphone, tmp_path: Path
 ) -> None:
     script = Script(reply_ms=(60_000, 300))
-    sound = microphone([("silence", 1), ("speech", 1), ("silence", 4), ("speech", 1.5)])
+    sound = microphone([("silence", 1), ("speech", 1), ("silence", 3), ("speech", 1)])
     page = open_page(serve(script), microphone=sound)
     seen = speak_and_interrupt(page, screenshot=tmp_path / "answering.png")
     assert HEARD in seen.transcript
     assert "word 0." in seen.transcript
     (truncate,) = sent(script, "conversation.item.truncate")
     assert truncate["audio_end_ms"] == seen.audio_end_ms
-    # The user spoke again about 3.5 s after the answer began; the rest is latency.
+    # The user spoke again about 2.5 s after the answer began; the rest is latency.
     assert 1_000 < seen.audio_end_ms < 20_000
     assert 0 <= seen.turn["ttft"] <= seen.turn["ttfp"] <= seen.turn["heard"]
     assert page.locator("#turn-rows tr").count() >= 1
@@ -251,6 +252,24 @@ def test_no_microphone_outside_a_secure_context(serve: Serve, open_page: OpenPag
     expect(page.get_by_role("alert")).to_contain_text("not secure")
     page.get_by_role("button", name="Talk").click()
     assert state(page)["microphone"] == "unavailable"
+    write(page, "Hello")
+    wait_for(page, "window.antiphon.state.turns[0]?.status === 'completed'")
+    expect(page.locator("#transcript .answer")).to_contain_text("word 0.")
+    assert state(page)["name"] == "connected"
+    expect(page.get_by_role("alert")).to_contain_text("read the answers")
+
+
+def test_a_server_that_is_gone_is_said_each_time_it_is_tried(
+    serve: Serve, open_page: OpenPage, servers: ExitStack
+) -> None:
+    page = open_page(serve(Script(reply_ms=(200,))))
+    write(page, "Hello")
+    hear_reply(page)
+    servers.close()
+    expect(page.get_by_role("alert")).to_contain_text("Reconnect for a new session")
+    page.get_by_role("button", name="Reconnect").click()
+    expect(page.get_by_role("alert")).to_have_text("The server does not answer.")
+    expect(page.locator("#transcript .note")).to_have_count(0)
 
 
 @pytest.mark.parametrize(
@@ -439,26 +458,40 @@ def test_what_is_written_can_be_read_on_its_ground(
     assert [entry for entry in seen if entry[1] < entry[2]] == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("width", "height", "dark"), [(1280, 800, False), (390, 844, True), (320, 600, False)]
+)
 def test_the_page_fits(
-    serve: Serve, open_page: OpenPage, tmp_path: Path, width: int, height: int, dark: bool
+    serve: Serve,
+    open_page: OpenPage,
+    microphone: Microphone,
+    tmp_path: Path,
+    width: int,
+    height: int,
+    dark: bool,
 ) -> None:
     script = Script(reply_ms=(900, 60_000))
-    page = open_page(serve(script), width=width, height=height, dark=dark)
+    sound = microphone([("silence", 30)])
+    page = open_page(serve(script), width=width, height=height, dark=dark, microphone=sound)
     page.screenshot(path=tmp_path / f"empty-{width}.png")
-    page.get_by_role("button", name="Connect").click()
-    wait_for(page, "window.antiphon.state.connection === 'connected'")
+    page.get_by_role("button", name="Talk").click()
+    wait_for(page, "window.antiphon.state.microphone === 'on'")
+    page.get_by_role("button", name="Mute").click()
     for turn, words in enumerate(("What is the weather like in Paris?", "And tomorrow?")):
-        page.get_by_label("Type instead of talking").fill(words)
-        page.keyboard.press("Enter")
-        wait_for(page, f"window.antiphon.state.turns[{turn}]?.audible")
+        write(page, words)
+        hear_reply(page, turn)
         if turn == 0:
-            wait_for(page, "window.antiphon.state.name === 'connected'")
+            wait_for(page, "window.antiphon.state.name === 'muted'")
     page.screenshot(path=tmp_path / f"answering-{width}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for name in ("Disconnect", "Talk", "Interrupt", "Send"):
+    boxes = {}
+    for name in ("Disconnect", "Stop talking", "Unmute", "Interrupt", "Send"):
         box = page.get_by_role("button", name=name, exact=True).bounding_box()
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
+        assert box["height"] >= 44
+        boxes[name] = box
+    assert boxes["Stop talking"]["y"] == boxes["Unmute"]["y"] == boxes["Interrupt"]["y"]
+    # A thumb reaches all of it without scrolling.
+    assert boxes["Send"]["y"] + boxes["Send"]["height"] <= height
