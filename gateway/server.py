@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -59,6 +60,17 @@ def check_tls(cert: Path | None, key: Path | None) -> None:
         ) from None
 
 
+class _RefusalsAreNoErrors(logging.Filter):
+    """Drops what uvicorn says of every refusal before the upgrade: the surface has logged it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to keep `record`."""
+        return record.msg != "ASGI callable returned without completing handshake."
+
+
+_refusals_are_no_errors = _RefusalsAreNoErrors()
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn, stopped by `stop` and not by signals, that drains sessions first."""
 
@@ -90,11 +102,19 @@ class GatewayServer(uvicorn.Server):
                 ssl_keyfile=tls_key,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_refusals_are_no_errors)
         self._drain = drain
+        self._stopped = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`: no tick wakes a gateway that has nothing to do."""
+        self.server_state.default_headers = list(self.config.encoded_headers)
+        await self._stopped.wait()
 
     def stop(self) -> None:
         """End `serve`: sessions are drained, then connections closed."""
         self.should_exit = True
+        self._stopped.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Tell clients before their connections go (close 1001), for at most SHUTDOWN_S."""

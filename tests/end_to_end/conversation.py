@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from antiphon.talk.wav import RATE_HZ, read_wav
 
@@ -157,18 +159,17 @@ class Conversation:
         self._read = len(self.events)
 
     async def receive(self) -> None:
-        """Receive until the connection ends."""
-        try:
+        """Receive until the connection ends, however it ends."""
+        with contextlib.suppress(ConnectionClosed):
             async for frame in self.connection:
                 event = json.loads(frame)
                 event["received_at"] = time.monotonic()
                 async with self._arrived:
                     self.events.append(event)
                     self._arrived.notify_all()
-        finally:
+        async with self._arrived:
             self._ended = True
-            async with self._arrived:
-                self._arrived.notify_all()
+            self._arrived.notify_all()
 
 
 @asynccontextmanager

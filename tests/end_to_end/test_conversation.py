@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ TOPIC = "Tell me about the sea."
 TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 
 
-def manual() -> dict[str, object]:
+def manual() -> dict[str, Any]:
     """Settings of a spoken conversation in which the client says when it has spoken."""
     return {"audio": {"input": {"transcription": {"model": "x"}, "turn_detection": None}}}
 

@@ -252,6 +252,17 @@ async def test_the_own_page_may_open_a_socket(serve: Serve) -> None:
         assert (await event(socket))["type"] == "session.created"
 
 
+async def test_a_refusal_is_not_logged_as_an_error(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await serve()
+    gateway.host.open_error = CapacityExceeded("all are taken")
+    with pytest.raises(InvalidStatus):
+        await connect(gateway.ws)
+    gateway.server.stop()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_a_hang_up_closes_the_session(serve: Serve) -> None:
     gateway = await serve()
     socket = await connect(gateway.ws)
