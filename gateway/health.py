@@ -7,15 +7,11 @@ have room for one more session.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.hosting import PipelineHealth, SessionHost
-from gateway.metrics import GatewayMetrics
 from protocol.errors import NotFound
-
-LAG_PERIOD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,6 @@ def readiness(host: SessionHost, pipeline: str | None = None, capacity: bool = F
         "pipelines": {state.name: _describe(state) for state in states},
     }
     return Readiness(not reasons, body)
-
-
-async def watch_loop_lag(metrics: GatewayMetrics) -> None:
-    """Measure for ever how late the event loop runs a timer."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + LAG_PERIOD_S
-        await asyncio.sleep(LAG_PERIOD_S)
-        metrics.loop_lag(max(0.0, loop.time() - due))
 
 
 def _describe(state: PipelineHealth) -> dict[str, Any]:

@@ -544,6 +544,8 @@ class GatewayHost:
 
     def _on_change(self) -> None:
         self._changed.set()
+        begun = self._loop.time()
+        self._loop.call_soon(lambda: self._metrics.loop_lag(self._loop.time() - begun))
         for replica in self._pools.all():
             self._metrics.worker_state_changed(
                 replica.stage, replica.name, replica.link.worker is not None

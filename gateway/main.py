@@ -18,7 +18,6 @@ import structlog
 import uvloop
 
 from gateway.app import build_app
-from gateway.health import watch_loop_lag
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
 from gateway.pipelines import catalogue
@@ -101,12 +100,12 @@ async def _serve(
     gc.freeze()
     try:
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(watch_loop_lag(metrics))]
+            saying = None
             if ready_fd is not None:
-                beside.append(tasks.create_task(_say_ready(host, ready_fd, bound, port)))
+                saying = tasks.create_task(_say_ready(host, ready_fd, bound, port))
             await server.serve(sockets=[listener])
-            for task in beside:
-                task.cancel()
+            if saying is not None:
+                saying.cancel()
     finally:
         host.close()
         log.info("stopped")

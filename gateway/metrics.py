@@ -110,7 +110,7 @@ class GatewayMetrics:
         )
         self._lag = Histogram(
             "antiphon_loop_lag_seconds",
-            "How late the event loop runs a timer.",
+            "How long a callback that is due waits for the event loop.",
             buckets=_LAG_S,
             registry=registry,
         )
@@ -195,7 +195,7 @@ class GatewayMetrics:
         return self._frames.setdefault(surface, FrameCounts())
 
     def loop_lag(self, seconds: float) -> None:
-        """A timer of the event loop ran this late."""
+        """A callback that was due waited this long."""
         self._lag.observe(seconds)
 
     def render(self) -> bytes:
