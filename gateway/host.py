@@ -21,11 +21,11 @@ from gateway.hosting import (
     OnOutput,
     PipelineHealth,
     SessionSummary,
-    StageHealth,
     WorkerSummary,
 )
 from gateway.metrics import GatewayMetrics
-from gateway.pools import WEDGED_MS, Pools, Replica
+from gateway.overview import session_summary, stage_health, worker_summary
+from gateway.pools import Pools, Replica
 from gateway.transfers import Transfers
 from protocol.connector_errors import TurnVoid
 from protocol.connectors import Descriptor
@@ -559,74 +559,32 @@ class GatewayHost:
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
-        stages = {}
-        for stage in {replica.stage for replica in self._pools.all()}:
-            stages[stage] = self._stage_health(stage)
+        now_ms = self._now_ms()
         return [
             PipelineHealth(
                 name=pipeline.name,
                 required=pipeline.name in self._required,
-                stages={stage: stages.get(stage, StageHealth.LOST) for stage in pipeline.stages},
+                stages={
+                    stage: stage_health(self._pools.of(stage), now_ms) for stage in pipeline.stages
+                },
                 sessions=self._admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
             )
             for pipeline in self.pipelines.values()
         ]
 
-    def _stage_health(self, stage: str) -> StageHealth:
-        now_ms = self._now_ms()
-        replicas = [replica for replica in self._pools.all() if replica.stage == stage]
-        if any(r.ready and not r.wedged(now_ms, WEDGED_MS) for r in replicas):
-            return StageHealth.READY
-        if any(r.ready for r in replicas):
-            return StageHealth.WEDGED
-        if any(r.link.worker is not None or r.incarnations == 0 for r in replicas):
-            return StageHealth.STARTING
-        return StageHealth.LOST
-
     def sessions(self) -> list[SessionSummary]:
         """All sessions that hold anything."""
         now_ms = self._now_ms()
         return [
-            SessionSummary(
-                id=name,
-                pipeline=hosted.session.pipeline.name,
-                kind="duplex",
-                tenant=hosted.session.identity.tenant,
-                state=hosted.session.state.value,
-                epoch=hosted.session.identity.epoch,
-                turns=hosted.turns,
-                age_s=round((now_ms - hosted.opened_at_ms) / 1000, 3),
-                idle_s=round((now_ms - hosted.session.idle_since_ms) / 1000, 3),
-            )
-            for name, hosted in self._hosted.items()
+            session_summary(hosted.session, hosted.turns, hosted.opened_at_ms, now_ms)
+            for hosted in self._hosted.values()
         ]
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names."""
         now_ms = self._now_ms()
-        summaries = []
-        for replica in self._pools.all():
-            status = replica.status
-            if replica.link.worker is None:
-                state = "starting" if replica.incarnations == 0 else "lost"
-            elif replica.wedged(now_ms, WEDGED_MS):
-                state = "wedged"
-            else:
-                state = "ready" if replica.ready else "starting"
-            summaries.append(
-                WorkerSummary(
-                    stage=replica.stage,
-                    worker=replica.name,
-                    incarnation=replica.link.worker or "",
-                    state=state,
-                    sessions=status.sessions if status else 0,
-                    waiting=status.waiting if status else 0,
-                    progress=status.progress if status else 0,
-                    resident_bytes=status.resident_bytes if status else 0,
-                )
-            )
-        return summaries
+        return [worker_summary(replica, now_ms) for replica in self._pools.all()]
 
 
 def _refusal(session: Session, reason: CloseReason) -> AntiphonError:

@@ -146,7 +146,7 @@ class Pools:
         now_ms = self._clock_ms()
         candidates = [
             replica
-            for replica in self._by_stage.get(stage, [])
+            for replica in self.of(stage)
             if replica.ready and not replica.wedged(now_ms, WEDGED_MS)
         ]
         if not candidates:
@@ -162,6 +162,10 @@ class Pools:
         except AntiphonError:
             return False
         return True
+
+    def of(self, stage: str) -> list[Replica]:
+        """The replicas of a stage."""
+        return self._by_stage.get(stage, [])
 
     def all(self) -> list[Replica]:
         """Every replica."""

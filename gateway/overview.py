@@ -1,0 +1,57 @@
+"""What operators and probes are told of sessions and workers."""
+
+from __future__ import annotations
+
+from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
+from gateway.pools import WEDGED_MS, Replica
+from sessions.session import Session
+
+
+def stage_health(replicas: list[Replica], now_ms: float) -> StageHealth:
+    """What can be said of the replicas of a stage, taken together."""
+    if any(replica.ready and not replica.wedged(now_ms, WEDGED_MS) for replica in replicas):
+        return StageHealth.READY
+    if any(replica.ready for replica in replicas):
+        return StageHealth.WEDGED
+    if any(replica.link.worker is not None or not replica.incarnations for replica in replicas):
+        return StageHealth.STARTING
+    return StageHealth.LOST
+
+
+def session_summary(
+    session: Session, turns: int, opened_at_ms: float, now_ms: float
+) -> SessionSummary:
+    """One session."""
+    identity = session.identity
+    return SessionSummary(
+        id=identity.session,
+        pipeline=session.pipeline.name,
+        kind="duplex",
+        tenant=identity.tenant,
+        state=session.state.value,
+        epoch=identity.epoch,
+        turns=turns,
+        age_s=round((now_ms - opened_at_ms) / 1000, 3),
+        idle_s=round((now_ms - session.idle_since_ms) / 1000, 3),
+    )
+
+
+def worker_summary(replica: Replica, now_ms: float) -> WorkerSummary:
+    """One worker."""
+    status = replica.status
+    if replica.link.worker is None:
+        state = "starting" if replica.incarnations == 0 else "lost"
+    elif replica.wedged(now_ms, WEDGED_MS):
+        state = "wedged"
+    else:
+        state = "ready" if replica.ready else "starting"
+    return WorkerSummary(
+        stage=replica.stage,
+        worker=replica.name,
+        incarnation=replica.link.worker or "",
+        state=state,
+        sessions=status.sessions if status else 0,
+        waiting=status.waiting if status else 0,
+        progress=status.progress if status else 0,
+        resident_bytes=status.resident_bytes if status else 0,
+    )
