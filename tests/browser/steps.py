@@ -53,16 +53,21 @@ def write(page: Page, words: str) -> None:
 
 
 def interrupted_question(path: Path, question: Path, pause_s: float) -> Path:
-    """A microphone's WAV: a second of silence, the question, a pause, the question again."""
+    """A microphone's WAV: a second of silence, the question, a pause, the question again.
+
+    Two more seconds of silence end it: behind its end the browser records nothing at all.
+    """
     pcm = read_wav(question)
-    pieces = [np.zeros(RATE_HZ, np.int16), pcm, np.zeros(int(pause_s * RATE_HZ), np.int16), pcm]
+    silence = [np.zeros(int(seconds * RATE_HZ), np.int16) for seconds in (1, pause_s, 2)]
+    pieces = [silence[0], pcm, silence[1], pcm, silence[2]]
     write_wav(path, np.concatenate(pieces).astype("<i2").tobytes())
     return path
 
 
 def question_and_silence(path: Path, question: Path) -> Path:
-    """A microphone's WAV: a second of silence, the question, and nothing more."""
-    pcm = np.concatenate([np.zeros(RATE_HZ, np.int16), read_wav(question)])
+    """A microphone's WAV: a second of silence, the question, two seconds of silence."""
+    silence = np.zeros(2 * RATE_HZ, np.int16)
+    pcm = np.concatenate([silence[:RATE_HZ], read_wav(question), silence])
     write_wav(path, pcm.astype("<i2").tobytes())
     return path
 

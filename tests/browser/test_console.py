@@ -37,7 +37,9 @@ def test_a_spoken_turn_is_heard_and_interrupted_by_speaking(
     serve: Serve, open_page: OpenPage, microphone: Microphone, tmp_path: Path
 ) -> None:
     script = Script(reply_ms=(60_000, 300))
-    sound = microphone([("silence", 1), ("speech", 1), ("silence", 3), ("speech", 1)])
+    sound = microphone(
+        [("silence", 1), ("speech", 1), ("silence", 3), ("speech", 1), ("silence", 2)]
+    )
     page = open_page(serve(script), microphone=sound)
     seen = speak_and_interrupt(page, screenshot=tmp_path / "answering.png")
     assert HEARD in seen.transcript
