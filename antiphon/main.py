@@ -8,27 +8,44 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from protocol.errors import AntiphonError, ConfigError, InvalidRequest
+from protocol.errors import AntiphonError, ConfigError, InvalidRequest, ModelFileError
+from protocol.exit_status import ExitStatus
 
 COMMANDS = {
     "serve": "run a gateway and the workers that a config names",
     "talk": "speak to a running gateway and hear the answer",
-    "sessions": "list the sessions of a running gateway",
+    "sessions": "list, show and close the sessions of a running gateway",
     "models": "list, fetch and verify model files",
     "check": "check a config and point at what is wrong",
 }
 """Every sub-command; `antiphon.commands.NAME` has `add_arguments(parser)` and `run(arguments)`."""
 
-FAILED = 1
-MISUSED = 2
+EPILOG = """\
+start with:
+  antiphon check examples/voice.yaml
+  antiphon serve -c examples/voice.yaml
+  antiphon talk --url http://127.0.0.1:8080 --in question.wav --out answer.wav
+
+environment:
+  ANTIPHON_PORT        port that serve listens on and sessions asks
+  ANTIPHON_KEY         key that talk sends
+  ANTIPHON_ADMIN_KEY   key that sessions sends
+  ANTIPHON_CACHE       folder of joined model files (default: ~/.cache/antiphon/models)
+  ANTIPHON_LOG_FORMAT  text or json (default: text on a terminal)
+  ANTIPHON_LOG_LEVEL   debug, info, warning or error (default: info)
+
+exit status: 0 done, 1 failed, 2 wrong usage or config, 3 model file missing or wrong;
+`antiphon COMMAND --help` says more.
+"""
+
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name); returns the exit status.
 
-    0 done, 1 failed, 2 wrong usage or config, 130 interrupted. What went wrong is
-    said on standard error. Exits through SystemExit on `--help` and wrong usage.
+    One of `ExitStatus`, or 130 when interrupted. What went wrong is said on standard
+    error. Exits through SystemExit on `--help` and wrong usage.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser(words).parse_args(words)
@@ -37,10 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = command.run(arguments)
     except (ConfigError, InvalidRequest) as error:
         _complain(error)
-        return MISUSED
+        return ExitStatus.CONFIG
+    except ModelFileError as error:
+        _complain(error)
+        return ExitStatus.MODEL
     except AntiphonError as error:
         _complain(error)
-        return FAILED
+        return ExitStatus.FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -51,6 +71,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="antiphon",
         description="A realtime gateway with pluggable engine workers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = importlib.metadata.version("antiphon")
     parser.add_argument("--version", action="version", version=f"antiphon {version}")

@@ -294,7 +294,16 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(gateway: GatewayConfig, *, insecure: bool) -> None:
-    """Refuse an open door: raises ConfigError off loopback without keys, unless `insecure`."""
+    """Refuse an open door: raises ConfigError off loopback without keys, unless `insecure`.
+
+    Half of a certificate and its key is refused too: it would not be served by.
+    """
+    if (gateway.tls_cert is None) != (gateway.tls_key is None):
+        raise ConfigError(
+            "a TLS certificate and its key belong together: give both --tls-cert and --tls-key, "
+            "or both in the config",
+            field="gateway.tls_cert",
+        )
     if is_loopback(gateway.host) or gateway.keys or insecure:
         return
     raise ConfigError(

@@ -17,9 +17,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import structlog
+from pydantic import AfterValidator
 
 from protocol.errors import ModelFileError
 from workers.model_registry import MODELS, Model, ModelFile, Package, Part
@@ -73,9 +75,37 @@ def resolve(name_or_path: str) -> Path:
     Text with a slash, or that ends like a model file, is a path; its content is the
     user's own business and is not verified. Raises ModelFileError.
     """
+    path = _as_path(name_or_path)
+    return locate(name_or_path) if path is None else _existing(path)
+
+
+def check_reference(name_or_path: str) -> str:
+    """`name_or_path`, if it names a model of `MODELS` or something that exists.
+
+    Reads nothing, so that a config can be checked where no model is installed. Raises
+    ValueError, as a validator of engine options.
+    """
+    path = _as_path(name_or_path)
+    try:
+        if path is None:
+            _model(name_or_path)
+        else:
+            _existing(path)
+    except ModelFileError as error:
+        raise ValueError(error.message) from None
+    return name_or_path
+
+
+ModelReference = Annotated[str, AfterValidator(check_reference)]
+"""An engine option that names a model: one of `MODELS`, or a file or folder of the user's."""
+
+
+def _as_path(name_or_path: str) -> Path | None:
     path = Path(name_or_path).expanduser()
-    if "/" not in name_or_path and path.suffix not in _FILE_SUFFIXES:
-        return locate(name_or_path)
+    return path if "/" in name_or_path or path.suffix in _FILE_SUFFIXES else None
+
+
+def _existing(path: Path) -> Path:
     if not path.exists():
         raise ModelFileError(f"model file {path} does not exist (looked from {Path.cwd()})")
     return path.absolute()

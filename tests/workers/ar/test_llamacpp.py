@@ -283,14 +283,20 @@ def _listening_tcp_sockets_of_this_process() -> set[str]:
     return listening
 
 
-async def test_a_file_that_is_not_there_or_not_a_model_is_named(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + bytes(100))
-    for path in (tmp_path / "missing.gguf", broken):
-        engine = ArEngine.create(ArOptions(model=str(path), prompt="few-shot"))
-        with pytest.raises(ModelFileError, match=path.name):
-            await engine.load()
-        await engine.shutdown()
+@pytest.mark.parametrize("content", [b"GGUF" + bytes(100), b"words", None])
+async def test_a_file_that_is_no_model_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content or b"")
+    engine = ArEngine.create(ArOptions(model=str(path), prompt="few-shot"))
+    if content is None:
+        # It was there when the config was checked.
+        path.unlink()
+    with pytest.raises(ModelFileError, match=path.name):
+        await engine.load()
+    await engine.shutdown()
+
+
+async def test_a_prompt_style_that_the_file_cannot_serve_is_said() -> None:
     engine = ArEngine.create(ArOptions(model="gemma-3-270m", prompt="chat-template"))
     with pytest.raises(ConfigError, match="chat template"):
         await engine.load()

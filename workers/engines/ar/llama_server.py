@@ -153,6 +153,14 @@ class LlamaServer:
         self._folder.close()
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a file that begins like a GGUF file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
 def has_chat_template(path: Path) -> bool:
     """Whether a GGUF file brings a chat template (its metadata lies at the front)."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -20,7 +20,7 @@ from protocol.errors import (
 from protocol.payloads import Message, text_payload
 from workers.engine import EngineSession, Turn, TurnResult
 from workers.engines.ar.generation import Generation
-from workers.engines.ar.llama_server import LlamaServer, has_chat_template
+from workers.engines.ar.llama_server import LlamaServer, has_chat_template, is_gguf
 from workers.engines.ar.options import ArOptions
 from workers.engines.ar.prompt import (
     HEAD,
@@ -34,7 +34,7 @@ from workers.engines.ar.prompt import (
 from workers.engines.ar.stopping import ReplyCutter
 from workers.engines.ar.tokens import TokenMemory
 from workers.engines.ar.turns import TurnRequest, read_turn
-from workers.models import locate
+from workers.models import resolve
 
 _CONTROL_WORDS = ("<start_of_image>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>")
 _FEW_SHOT_STOPS = (*MARKERS, *_CONTROL_WORDS)
@@ -126,12 +126,9 @@ class LlamaBackend:
         await self.warm(self._free[-1])
 
     def _locate(self) -> Path:
-        model = self.options.model
-        path = Path(model).expanduser()
-        if path.suffix != ".gguf" and len(path.parts) == 1:
-            path = locate(model)
-        if not path.is_file():
-            raise ModelFileError(f"there is no file {path}")
+        path = resolve(self.options.model)
+        if not is_gguf(path):
+            raise ModelFileError(f"{path} is not a GGUF file")
         if self.style == "chat-template" and not has_chat_template(path):
             raise ConfigError(
                 f"{path} has no chat template; use `prompt: few-shot`, which suits base models",

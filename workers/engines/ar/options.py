@@ -7,6 +7,8 @@ from typing import Literal, Self
 import pydantic
 from pydantic import Field
 
+from workers.models import check_reference
+
 DEFAULT_MODEL = "gemma-3-270m"
 
 PromptStyle = Literal["few-shot", "chat-template"]
@@ -63,6 +65,11 @@ class ArOptions(pydantic.BaseModel):
 
     read_timeout_s: float = Field(60.0, gt=0.0, le=3600.0)
     """openai: the longest silence before and between pieces of a reply."""
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _model_here(cls, model: str, info: pydantic.ValidationInfo) -> str:
+        return check_reference(model) if info.data.get("backend") == "llamacpp" else model
 
     @pydantic.model_validator(mode="after")
     def _one_backend(self) -> Self:

@@ -27,7 +27,7 @@ from workers.engines.codec.letters import LetterReader
 from workers.engines.codec.lexicon import Lexicon, read_dictionary
 from workers.engines.codec.piper import PiperVoice
 from workers.engines.codec.segments import LONGEST_SEGMENT, Segment, segments_of
-from workers.models import locate, resolve
+from workers.models import ModelReference, locate, resolve
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class CodecOptions(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    voice: str = "piper-joe"
+    voice: ModelReference = "piper-joe"
     """A voice of the model list, or the path of a Piper .onnx with its .json beside it."""
     threads: int = pydantic.Field(default=1, ge=1, le=64)
     noise_scale: float | None = pydantic.Field(default=None, ge=0, le=2)

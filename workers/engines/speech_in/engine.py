@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from workers.engines.speech_in.settings import read_settings
 from workers.engines.speech_in.silero import SileroModel, contains_speech
 from workers.engines.speech_in.transcriber import WhisperTranscriber
 from workers.engines.speech_in.transcription_queue import TranscriptionQueue
-from workers.models import locate
+from workers.models import ModelReference, resolve
 
 
 class SpeechInOptions(pydantic.BaseModel):
@@ -26,9 +25,9 @@ class SpeechInOptions(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    vad: str = "silero-vad"
+    vad: ModelReference = "silero-vad"
     """Name of a model, or the path of a Silero ONNX file."""
-    transcriber: str = "whisper-base"
+    transcriber: ModelReference = "whisper-base"
     """Name of a model, or the path of a folder with Whisper for CTranslate2."""
     ring_s: int = pydantic.Field(120, ge=1, le=3600)
     """Seconds of audio kept for a session (32 kB each)."""
@@ -87,14 +86,9 @@ class SpeechInEngine(Engine):
 
 
 def _load(options: SpeechInOptions) -> tuple[SileroModel, WhisperTranscriber]:
-    silero = SileroModel(_model_path(options.vad))
-    transcriber = WhisperTranscriber(_model_path(options.transcriber), options.threads)
+    silero = SileroModel(resolve(options.vad))
+    transcriber = WhisperTranscriber(resolve(options.transcriber), options.threads)
     silence = np.zeros(RATE_HZ, np.int16)
     contains_speech(silero, silence, 1.0, 1)
     transcriber.transcribe(silence, None, threading.Event())
     return silero, transcriber
-
-
-def _model_path(name: str) -> Path:
-    """A name without a slash is a model's; anything else is a path."""
-    return Path(name) if "/" in name else locate(name)
