@@ -223,10 +223,12 @@ class Generation:
             return
         kind = PartKind.OUTPUT_AUDIO if self.spoken else PartKind.OUTPUT_TEXT
         self._item = Item(self._item_id, Role.ASSISTANT, ItemStatus.IN_PROGRESS)
-        self._emit(OutputItemAdded(self.response.id, OUTPUT_INDEX, self._item))
+        # What is told is the item as it is added: it grows before the client can read it.
+        added = replace(self._item, parts=[])
+        self._emit(OutputItemAdded(self.response.id, OUTPUT_INDEX, added))
         if self._insert_item is not None:
             self._previous_id = self._insert_item(self._item)
-            self._emit(ItemAdded(self._item, self._previous_id))
+            self._emit(ItemAdded(added, self._previous_id))
         part = Part(kind, "")
         self._item.parts.append(part)
         self._emit(

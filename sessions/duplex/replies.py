@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
@@ -264,7 +264,8 @@ class Replies:
         )
         self._generations[response.id] = generation
         self._requests[response.id] = request
-        context.emit(ResponseCreated(response))
+        # As it is now: it may have failed before the client reads this.
+        context.emit(ResponseCreated(replace(response, output=[])))
         return generation
 
     def _think(self, generation: Generation) -> None:

@@ -12,8 +12,11 @@ from sessions.duplex.events import (
     InputTranscribed,
     ItemAdded,
     ItemStatus,
+    OutputItemAdded,
+    OutputItemDone,
     PatchSettings,
     Refused,
+    ResponseCreated,
     ResponseDone,
     ResponseStatus,
     SpeechStarted,
@@ -63,6 +66,29 @@ def test_a_spoken_turn_has_the_events_of_the_protocol_in_order() -> None:
     ]
     assert harness.one(InputTranscribed).transcript == "Hello there."
     assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_what_has_begun_is_told_as_it_began() -> None:
+    harness = Harness()
+    turn = harness.reply_turn("Hello there.")
+    harness.clear()
+    harness.text("think", turn, "Hi!")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 100)
+    harness.done("speak", turn)
+    added = harness.one(OutputItemAdded).item
+    assert (added.status, added.parts) == (ItemStatus.IN_PROGRESS, [])
+    assert harness.one(ItemAdded).item == added
+    assert harness.one(OutputItemDone).item.parts[0].text == "Hi!"
+
+
+def test_a_response_that_ends_is_still_told_as_it_began() -> None:
+    harness = Harness()
+    harness.reply_turn("Hello there.")
+    created = harness.one(ResponseCreated).response
+    harness.say(CancelResponse())
+    assert (created.status, created.output) == (ResponseStatus.IN_PROGRESS, [])
+    assert harness.one(ResponseDone).response.status is ResponseStatus.CANCELLED
 
 
 def test_outputs_are_numbered_without_gaps() -> None:
@@ -241,7 +267,8 @@ def test_truncating_a_reply_in_progress_ends_it() -> None:
     item = harness.all(ItemAdded)[-1].item
     harness.say(TruncateItem(item.id, 0, 250))
     assert harness.one(ResponseDone).response.reason == "client_cancelled"
-    assert item.parts[0].text == "First"
+    (kept,) = harness.one(OutputItemDone).item.parts
+    assert kept.text == "First"
 
 
 def test_text_only_replies_never_reach_the_voice() -> None:
