@@ -83,10 +83,17 @@ class Deployment:
         """The address for WebSockets."""
         return "ws" + self.base_url.removeprefix("http")
 
-    def get(self, path: str) -> httpx.Response:
-        """GET `path`."""
+    @property
+    def port(self) -> int:
+        """Where the gateway listens."""
+        return int(self.base_url.rpartition(":")[2])
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        """GET `path`, with further headers."""
         # The address may be that of a certificate of the test's own.
-        return httpx.get(self.base_url + path, timeout=10, headers=self._headers, verify=False)
+        return httpx.get(
+            self.base_url + path, timeout=10, headers=self._headers | headers, verify=False
+        )
 
     def until(self, holds: Callable[[], object]) -> None:
         """Look until `holds` holds. The server is asked: it does not tell by itself."""
