@@ -32,8 +32,9 @@ def array_payload(type: PayloadType, values: Any, **attributes: Any) -> Payload:
     if values.dtype.hasobject:
         raise InvalidRequest("an array of Python objects is no payload")
     shape = values.shape
-    flat = np.ascontiguousarray(values).reshape(-1)
-    data = flat.view(np.uint8).data if flat.size else memoryview(b"")
+    if not values.flags.c_contiguous:
+        values = np.ascontiguousarray(values)
+    data = values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
     return Payload(type, cast(bytes, data), dtype or values.dtype.str, shape, attributes)
 
 

@@ -17,7 +17,15 @@ from protocol.arena.connection import Connection, SharedFile
 from protocol.arena.door import Door
 from protocol.arena.handshake import Hello, OwnMemory, Welcome
 from protocol.arena.producer import ArenaLimits, Changes, Flow, Place, ProducerEnd
-from protocol.arena.records import GIANT, Kind, Record, outbox_bytes
+from protocol.arena.records import (
+    ABANDON,
+    ABANDON_SEEN,
+    GIANT,
+    OFFER,
+    RELEASE,
+    Record,
+    outbox_bytes,
+)
 from protocol.arena.slots import Slot
 from protocol.arena.waiters import Waiters
 from protocol.connector_errors import (
@@ -71,8 +79,7 @@ class Arena:
         self.limits = limits or ArenaLimits()
         self.refused = 0
         self.id = secrets.randbits(63)
-        self._keys = _random_keys()
-        self._machine = ProducerEnd(self.limits, lambda: next(self._keys))
+        self._machine = ProducerEnd(self.limits, _random_keys().__next__)
         self._loop = asyncio.get_running_loop()
         self._on_attached = on_attached
         self._on_lost = on_lost
@@ -290,28 +297,27 @@ class Arena:
                 size_bytes = os.fstat(giant.fd).st_size
                 consumer.lend(OwnMemory(slot.index, slot.generation, size_bytes), giant)
             if tell:
-                consumer.tell(Kind.OFFER, slot.index, slot.generation, descriptor.offset, slot.key)
+                consumer.tell(OFFER, slot.index, slot.generation, descriptor.offset, slot.key)
         if giant is not None:
             giant.drop()
 
     def _abandon(self, slot: Slot[Place]) -> None:
         for name in self._machine.slots.abandon(slot):
-            self._consumers[name].tell(Kind.ABANDON, slot.index, slot.generation, 0, slot.key)
+            self._consumers[name].tell(ABANDON, slot.index, slot.generation, 0, slot.key)
         if not slot.claims:
             self._apply(self._machine.discard(slot))
 
     # What comes back
 
     def _apply_record(self, consumer: Connection, record: Record) -> None:
-        if record.kind == Kind.RELEASE:
-            self._apply(
-                self._machine.release(consumer.name, record.slot, record.generation, record.key)
-            )
-        elif record.kind == Kind.ABANDON_SEEN:
+        kind, slot, generation, _, key = record
+        if kind == RELEASE:
+            self._apply(self._machine.release(consumer.name, slot, generation, key))
+        elif kind == ABANDON_SEEN:
             self._machine.slots.abandon_answered(consumer.name)
             self._apply(Changes(room_for_others=True))
         else:
-            raise DescriptorRefused(f"a consumer does not send records of kind {record.kind}")
+            raise DescriptorRefused(f"a consumer does not send records of kind {kind}")
 
     def _refuse(self, consumer: Connection, error: DescriptorRefused) -> None:
         # Its other claims stay: it may still be reading, and only its end ends them.

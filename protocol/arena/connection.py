@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from protocol.arena import handshake, memory
 from protocol.arena.handshake import OwnMemory, Welcome
-from protocol.arena.records import Inbox, Kind, Outbox, Record
+from protocol.arena.records import Inbox, Outbox, Record
 from protocol.connector_errors import DescriptorRefused
 
 
@@ -77,10 +77,14 @@ class Connection:
         self._loop.add_reader(peer.fileno(), self._at_socket)
         self._loop.add_reader(self._woken_fd, self._woken)
 
-    def tell(self, kind: Kind, slot: int, generation: int, offset: int, key: int) -> None:
-        """Write a record; the consumer is woken once at the end of the loop turn."""
+    def tell(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
+        """Write a record and wake the consumer.
+
+        What is told beside it in the same loop turn is woken for together, at its end.
+        """
         self._outbox.write(kind, slot, generation, offset, key)
         if not self._flush_due:
+            self._outbox.flush()
             self._flush_due = True
             self._loop.call_soon(self.flush)
 

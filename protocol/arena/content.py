@@ -19,7 +19,8 @@ from protocol.connector_errors import DescriptorRefused
 from protocol.payloads import Payload, PayloadType
 
 _HEADER = struct.Struct("<QQIIQ")
-_WIPED = bytes(_HEADER.size)
+_HEADER_BYTES = _HEADER.size
+_KEY = struct.Struct("<Q")
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +63,7 @@ def describe(
 
 def data_start(description_bytes: int) -> int:
     """Where the data begins, from the start of the header."""
-    return -(-(_HEADER.size + description_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return (_HEADER_BYTES + description_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
 
 
 def head(slot: int, generation: int, key: int, description: bytes, data_bytes: int) -> bytes:
@@ -83,7 +84,7 @@ def write(
     """Write a payload at `offset` of a writable map."""
     size_bytes = len(payload.data)
     _HEADER.pack_into(memory, offset, key, generation, slot, len(description), size_bytes)
-    start = offset + _HEADER.size
+    start = offset + _HEADER_BYTES
     memory[start : start + len(description)] = description
     if size_bytes:
         start = offset + data_start(len(description))
@@ -92,7 +93,7 @@ def write(
 
 def wipe(memory: memoryview, offset: int) -> None:
     """Make descriptors of what lies at `offset` name nothing."""
-    memory[offset : offset + _HEADER.size] = _WIPED
+    _KEY.pack_into(memory, offset, 0)
 
 
 def find(
@@ -103,15 +104,17 @@ def find(
     Raises DescriptorRefused when it is not what slot, generation and key name.
     """
     limit = len(memory)
-    if offset % ALIGNMENT_BYTES or not 0 <= offset <= limit - _HEADER.size:
+    if offset % ALIGNMENT_BYTES or not 0 <= offset <= limit - _HEADER_BYTES:
         raise DescriptorRefused("the descriptor points outside the arena")
-    *named, description_bytes, size_bytes = _HEADER.unpack_from(memory, offset)
-    if named != [key, generation, slot] or not key:
+    its_key, its_generation, its_slot, description_bytes, size_bytes = _HEADER.unpack_from(
+        memory, offset
+    )
+    if its_key != key or its_generation != generation or its_slot != slot or not key:
         raise DescriptorRefused("the descriptor names no payload of this arena")
     start = offset + data_start(description_bytes)
     if start + size_bytes > limit:
         raise DescriptorRefused("the payload reaches beyond the arena")
-    begin = offset + _HEADER.size
+    begin = offset + _HEADER_BYTES
     try:
         description = _decoder.decode(memory[begin : begin + description_bytes])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -82,16 +82,18 @@ class Credits:
                 return False
         return True
 
-    def spend(self, grant: Grant, size_bytes: int, extra_bytes: int = 0) -> None:
-        """Spend credit on every edge, with a reservation of `extra_bytes` outside the window.
-
-        Raises TurnVoid when the grant has ended, NoCredit without room, PayloadTooLarge as
-        `grant` does. If it raises, nothing has changed.
-        """
+    def check(self, grant: Grant, size_bytes: int) -> None:
+        """Raise TurnVoid when the grant has ended, NoCredit without room for `size_bytes`."""
         if grant.state is not GrantState.LIVE:
-            raise TurnVoid(f"turn {grant.turn} has no credits any more")
+            raise TurnVoid(f"turn {grant.turn} puts nothing more")
         if not self.has_room(grant, size_bytes):
             raise NoCredit(f"turn {grant.turn} has used its window of {grant.window_bytes} bytes")
+
+    def spend(self, grant: Grant, size_bytes: int, extra_bytes: int = 0) -> None:
+        """Spend credit that `check` found, and reserve `extra_bytes` outside the window.
+
+        Raises NoCredit or PayloadTooLarge as `grant` does; then nothing has changed.
+        """
         if extra_bytes:
             self._reserve(grant.session, extra_bytes)
             grant.extra_bytes += extra_bytes

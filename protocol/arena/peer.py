@@ -8,8 +8,8 @@ import mmap
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import structlog
@@ -17,7 +17,16 @@ import structlog
 from protocol.arena import content, handshake, memory
 from protocol.arena.consumer import ConsumerEnd
 from protocol.arena.handshake import OwnMemory, Welcome
-from protocol.arena.records import GIANT, Inbox, Kind, Outbox, Record
+from protocol.arena.records import (
+    ABANDON,
+    ABANDON_SEEN,
+    GIANT,
+    OFFER,
+    RELEASE,
+    Inbox,
+    Outbox,
+    Record,
+)
 from protocol.arena.views import Taken, Views
 from protocol.arena.waiters import Waiters
 from protocol.connector_errors import (
@@ -37,8 +46,7 @@ _VOID_TURNS = 4096
 the layer above, which knows the floors, drops it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """A payload that its producer told of through the arena.
 
     It is taken already: release `descriptor` when it is needed no longer.
@@ -194,28 +202,42 @@ class Attachment:
     def _take(self, descriptor: ShmDescriptor) -> Taken:
         if self.lost or self._closing:
             raise PeerLost(f"the arena of {self.producer} is gone")
-        slot, generation = descriptor.slot, descriptor.generation
-        source, offset = self._source(slot, generation, descriptor.offset)
+        taken = self._find(
+            descriptor.slot,
+            descriptor.generation,
+            descriptor.offset,
+            descriptor.key,
+            descriptor.size_bytes,
+        )
+        if taken is None:
+            raise TurnVoid("the payload's turn is void")
+        return taken
+
+    def _find(
+        self, slot: int, generation: int, offset: int, key: int, size_bytes: int | None
+    ) -> Taken | None:
+        """Take what these name; None, and its release, when its turn is void."""
+        source, start = self._source(slot, generation, offset)
         try:
-            description, start, size_bytes = content.find(
-                source, offset, slot, generation, descriptor.key
-            )
-            if size_bytes != descriptor.size_bytes:
+            description, start, found_bytes = content.find(source, start, slot, generation, key)
+            if size_bytes is not None and size_bytes != found_bytes:
                 raise DescriptorRefused("the descriptor has another length than its payload")
             self._machine.take(slot, generation)
         except DescriptorRefused:
             self.refused += 1
             raise
-        if (description.session, description.turn) in self._void:
+        descriptor = ShmDescriptor(self.arena, slot, generation, offset, key, found_bytes)
+        if self._void and (description.session, description.turn) in self._void:
             self._machine.release(slot, generation)
             self._views_gone(descriptor)
-            raise TurnVoid(f"turn {description.turn} is void")
-        taken = self._views.take(descriptor, description, source, start, size_bytes)
+            return None
+        taken = self._views.take(descriptor, description, source, start)
         edge = description.edges.get(self._name, "")
         traffic = self._traffic.get(edge)
         if traffic is None:
             traffic = self._traffic[edge] = Traffic()
-        traffic.count(size_bytes)
+        traffic.payloads += 1
+        traffic.bytes += found_bytes
         return taken
 
     def _source(self, slot: int, generation: int, offset: int) -> tuple[mmap.mmap, int]:
@@ -233,7 +255,7 @@ class Attachment:
         slot, generation = descriptor.slot, descriptor.generation
         self._giants.pop((slot, generation), None)
         if self._machine.views_gone(slot, generation):
-            self._send(Kind.RELEASE, slot, generation, descriptor.key)
+            self._send(RELEASE, slot, generation, descriptor.key)
         if self._closed:
             self._unmap()
         else:
@@ -241,11 +263,13 @@ class Attachment:
 
     # Between the ends
 
-    def _send(self, kind: Kind, slot: int, generation: int, key: int) -> None:
+    def _send(self, kind: int, slot: int, generation: int, key: int) -> None:
         if self.lost or self._closed:
             return
         self._outbox.write(kind, slot, generation, 0, key)
+        # One wake-up at once, and one for all that is said in the rest of the loop turn.
         if not self._flush_due:
+            self._outbox.flush()
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
@@ -261,60 +285,50 @@ class Attachment:
             self._refuse(error)
             return
         for record in records:
-            if record.kind == Kind.OFFER:
+            kind, slot, generation, _, key = record
+            if kind == OFFER:
                 self._arriving.append(record)
-            elif record.kind == Kind.ABANDON:
-                if self._machine.abandoned(record.slot, record.generation):
-                    self._giants.pop((record.slot, record.generation), None)
-                    self._send(Kind.RELEASE, record.slot, record.generation, record.key)
-                self._send(Kind.ABANDON_SEEN, record.slot, record.generation, record.key)
+            elif kind == ABANDON:
+                if self._machine.abandoned(slot, generation):
+                    self._giants.pop((slot, generation), None)
+                    self._send(RELEASE, slot, generation, key)
+                self._send(ABANDON_SEEN, slot, generation, key)
             else:
-                self._refuse(DescriptorRefused(f"records of kind {record.kind} do not come here"))
+                self._refuse(DescriptorRefused(f"records of kind {kind} do not come here"))
         if self._arriving:
             self._arrive()
 
     def _arrive(self) -> None:
         while self._arriving and not self._closing:
-            record = self._arriving[0]
+            _, slot, generation, offset, key = self._arriving[0]
+            taken = None
             try:
-                taken = self._arrived(record)
+                # What its producer has taken back meanwhile was released then.
+                if self._machine.may_arrive(slot, generation):
+                    taken = self._find(slot, generation, offset, key, None)
             except NotAttached:
                 return
-            except (DescriptorRefused, TurnVoid) as error:
-                if isinstance(error, DescriptorRefused):
-                    self._refuse(error)
-                self._arriving.popleft()
-                continue
+            except DescriptorRefused as error:
+                _log.error("arena_record_refused", producer=self.producer, reason=error.message)
             self._arriving.popleft()
-            if taken is None:
-                continue
-            about = taken.description
-            arrival = Arrival(
-                self.producer,
-                taken.descriptor,
-                taken.payload,
-                about.edges.get(self._name, ""),
-                about.session,
-                about.turn,
-                about.note,
-            )
-            del taken
-            try:
-                self._on_arrival(arrival)
-            except Exception:
-                _log.exception("arrival_callback_failed", producer=self.producer)
+            if taken is not None:
+                self._deliver(taken)
 
-    def _arrived(self, record: Record) -> Taken | None:
-        """Take what a record names; None when its producer has taken it back already."""
-        if not self._machine.may_arrive(record.slot, record.generation):
-            return None
-        source, offset = self._source(record.slot, record.generation, record.offset)
-        size_bytes = content.find(source, offset, record.slot, record.generation, record.key)[2]
-        return self._take(
-            ShmDescriptor(
-                self.arena, record.slot, record.generation, record.offset, record.key, size_bytes
-            )
+    def _deliver(self, taken: Taken) -> None:
+        about = taken.description
+        arrival = Arrival(
+            self.producer,
+            taken.descriptor,
+            taken.payload,
+            about.edges.get(self._name, ""),
+            about.session,
+            about.turn,
+            about.note,
         )
+        try:
+            self._on_arrival(arrival)
+        except Exception:
+            _log.exception("arrival_callback_failed", producer=self.producer)
 
     def _at_socket(self) -> None:
         fds: list[int] = []

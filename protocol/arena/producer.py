@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.arena.blocks import Blocks
 from protocol.arena.credits import Credits, Grant, GrantState
 from protocol.arena.ring import Piece, Ring
@@ -15,7 +17,6 @@ from protocol.connector_errors import (
     PayloadClaimed,
     PayloadTooLarge,
     PeerLost,
-    TurnVoid,
 )
 
 ALIGNMENT_BYTES = 64
@@ -63,8 +64,7 @@ class Flow:
         return self.grant.turn
 
 
-@dataclass(slots=True, eq=False)
-class Place:
+class Place(msgspec.Struct, eq=False):
     """Where a slot's bytes lie: in its flow's ring, in a block, or in memory of their own."""
 
     flow: Flow
@@ -78,12 +78,11 @@ class Place:
         return self.piece is None and self.block is None
 
 
-@dataclass(slots=True)
-class Changes:
+class Changes(msgspec.Struct):
     """What an event changed, for the shell: slots to wipe and flows to look at again."""
 
-    freed: list[Slot[Place]] = field(default_factory=list)
-    flows: list[Flow] = field(default_factory=list)
+    freed: list[Slot[Place]] = []
+    flows: list[Flow] = []
     room_for_others: bool = False
 
 
@@ -184,9 +183,8 @@ class ProducerEnd:
         grant = flow.grant
         if flow.lost is not None:
             raise PeerLost(f"{flow.lost} is gone")
-        if grant.state is not GrantState.LIVE:
-            raise TurnVoid(f"turn {grant.turn} puts nothing more")
-        length = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        length = (size_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
+        self.credits.check(grant, length)
         if self.slots.full:
             raise NoCredit("all slots of the arena are in use", shared=True)
         if length <= grant.window_bytes:
@@ -243,8 +241,6 @@ class ProducerEnd:
     # Where a payload goes
 
     def _in_window(self, flow: Flow, length: int) -> tuple[int, Place]:
-        if not self.credits.has_room(flow.grant, length):
-            raise NoCredit(f"turn {flow.turn} has used its window")
         piece = flow.ring.take(length)
         if piece is None:
             raise NoCredit(f"turn {flow.turn} has no stretch of {length} bytes in its window")

@@ -14,35 +14,26 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from enum import IntEnum
-from typing import NamedTuple
 
 from protocol.connector_errors import DescriptorRefused
 
 RECORD = struct.Struct("<IIQQQ")
-"""kind, slot, generation, offset, key."""
 
 
-class Kind(IntEnum):
-    """What a record says. OFFER and ABANDON come from the producer, the rest go to it."""
+OFFER = 1
+"""From the producer: a payload is there."""
+ABANDON = 2
+"""From the producer: it takes the payload back."""
+RELEASE = 3
+"""From the consumer: it needs the payload no longer."""
+ABANDON_SEEN = 4
+"""From the consumer: it has seen one ABANDON."""
 
-    OFFER = 1
-    ABANDON = 2
-    RELEASE = 3
-    ABANDON_SEEN = 4
-
-
-class Record(NamedTuple):
-    """One record. `offset` is `GIANT` for a payload with memory of its own."""
-
-    kind: int
-    slot: int
-    generation: int
-    offset: int
-    key: int
-
+Record = tuple[int, int, int, int, int]
+"""One record: kind, slot, generation, offset, key."""
 
 GIANT = 2**64 - 1
+"""The offset of a payload with memory of its own."""
 
 
 def outbox_bytes(claims: int) -> int:
@@ -60,7 +51,7 @@ class Outbox:
         self._position = 0
         self._written = 0
 
-    def write(self, kind: Kind, slot: int, generation: int, offset: int, key: int) -> None:
+    def write(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
         """Add a record that the reader sees after the next `flush`."""
         RECORD.pack_into(self._memory, self._position, kind, slot, generation, offset, key)
         self._position += RECORD.size
@@ -102,7 +93,7 @@ class Inbox:
         records = []
         position = self._position
         for _ in range(count):
-            records.append(Record._make(RECORD.unpack_from(self._memory, position)))
+            records.append(RECORD.unpack_from(self._memory, position))
             position += RECORD.size
             if position == self._size:
                 position = 0

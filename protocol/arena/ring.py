@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct, eq=False):
     """Bytes in use: `offset` within the ring. Freed pieces wait for those before them."""
 
     offset: int

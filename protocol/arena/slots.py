@@ -8,9 +8,10 @@ views. A slot's generation grows with each use, so an old descriptor names nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
+
+import msgspec
 
 from protocol.connector_errors import DescriptorRefused, NoCredit, PayloadClaimed
 
@@ -24,8 +25,7 @@ class SlotState(StrEnum):
     OFFERED = "offered"
 
 
-@dataclass(slots=True, eq=False)
-class Slot(Generic[OwnerT]):
+class Slot(msgspec.Struct, Generic[OwnerT], eq=False):
     """One payload in the arena, `length` bytes at `offset`.
 
     `claims` maps each consumer that may read it to the edge that its payload came by.
@@ -38,7 +38,7 @@ class Slot(Generic[OwnerT]):
     length: int
     owner: OwnerT
     state: SlotState = SlotState.FILLED
-    claims: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, str] = {}
     abandoned: bool = False
 
 

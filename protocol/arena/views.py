@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,14 +30,18 @@ class _Root(weakref.ref[npt.NDArray[np.uint8]]):
     descriptor: ShmDescriptor
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(msgspec.Struct, eq=False):
     """A payload that its consumer reads. Without `root` its data is a copy."""
 
     descriptor: ShmDescriptor
     payload: Payload
     description: Description
-    root: npt.NDArray[np.uint8] | None
+    root: Any
+    """An array of the data that every view keeps alive, or None."""
+
+
+_ALONE = 2
+"""What `sys.getrefcount` says of an object that only its caller knows."""
 
 
 class Views:
@@ -51,9 +56,8 @@ class Views:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._taken: dict[int, Taken] = {}
-        self._roots: dict[tuple[int, int], _Root] = {}
+        self._watched: dict[tuple[int, int], _Root] = {}
         self._gone: deque[_Root] = deque()
-        self._dropping = False
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -73,19 +77,16 @@ class Views:
         description: Description,
         source: mmap.mmap,
         start: int,
-        size_bytes: int,
     ) -> Taken:
         """Begin to read. Text is copied, all else is a read-only view of `source`."""
-        root: npt.NDArray[np.uint8] | None = None
+        size_bytes = descriptor.size_bytes
+        root = None
         data: Any
         if description.type is PayloadType.TEXT or not size_bytes:
             data = source[start : start + size_bytes]
         else:
             root = memory.view(source, start, size_bytes)
             data = root.data
-            watch = _Root(root, self._last_view_gone)
-            watch.descriptor = descriptor
-            self._roots[descriptor.slot, descriptor.generation] = watch
         payload = Payload(
             description.type,
             cast(bytes, data),
@@ -102,25 +103,24 @@ class Views:
         if taken is None:
             return
         del self._taken[descriptor.slot]
-        if taken.root is None:
-            self._on_gone(descriptor)
-            return
-        self._dropping = True
-        # An array that was made from the view keeps the view alive.
-        with contextlib.suppress(BufferError):
-            cast(memoryview, taken.payload.data).release()
-        taken.root = None
-        self._dropping = False
-        self._collect()
+        root, taken.root = taken.root, None
+        if root is not None:
+            # An array that was made from the view keeps it alive.
+            with contextlib.suppress(BufferError):
+                cast(memoryview, taken.payload.data).release()
+            if sys.getrefcount(root) > _ALONE:
+                watch = _Root(root, self._last_view_gone)
+                watch.descriptor = descriptor
+                self._watched[descriptor.slot, descriptor.generation] = watch
+                return
+            del root  # nothing of the map is left when its end is told
+        self._on_gone(descriptor)
 
     def _last_view_gone(self, root: weakref.ref[npt.NDArray[np.uint8]]) -> None:
         """Called wherever the last reference was dropped: any thread, any moment."""
         self._gone.append(cast(_Root, root))
-        in_loop = threading.get_ident() == self._thread
-        if in_loop and self._dropping:
-            return
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the claims with it
-            if in_loop:
+            if threading.get_ident() == self._thread:
                 self._loop.call_soon(self._collect)
             else:
                 self._loop.call_soon_threadsafe(self._collect)
@@ -128,5 +128,5 @@ class Views:
     def _collect(self) -> None:
         while self._gone:
             descriptor = self._gone.popleft().descriptor
-            self._roots.pop((descriptor.slot, descriptor.generation), None)
+            self._watched.pop((descriptor.slot, descriptor.generation), None)
             self._on_gone(descriptor)

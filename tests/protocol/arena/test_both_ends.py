@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from protocol.arena.consumer import ConsumerEnd
 from protocol.arena.producer import ArenaLimits, Flow, Place, ProducerEnd
-from protocol.arena.records import Kind
+from protocol.arena.records import ABANDON, ABANDON_SEEN, OFFER, RELEASE
 from protocol.arena.slots import Slot
 from protocol.connector_errors import DescriptorRefused, NoCredit, TurnVoid
 
@@ -45,8 +45,8 @@ class BothEnds(RuleBasedStateMachine):
         self.flow: Flow = self.producer.open("s", 1, {"edge": "c"}, 4096)
         self.turn = 1
         self.messages: list[Name] = []
-        self.there: deque[tuple[Kind, Name]] = deque()
-        self.back: deque[tuple[Kind, Name]] = deque()
+        self.there: deque[tuple[int, Name]] = deque()
+        self.back: deque[tuple[int, Name]] = deque()
         self.reading: dict[Name, bool] = {}
         self.offered: dict[Name, Slot[Place]] = {}
         self.seen: list[Name] = []
@@ -65,7 +65,7 @@ class BothEnds(RuleBasedStateMachine):
         name = (slot.index, slot.generation, slot.key)
         self.offered[name] = slot
         if by_record:
-            self.there.append((Kind.OFFER, name))
+            self.there.append((OFFER, name))
         if by_message or not by_record:
             self.messages.append(name)
 
@@ -80,12 +80,12 @@ class BothEnds(RuleBasedStateMachine):
     @rule()
     def record_arrives(self) -> None:
         kind, name = self.there.popleft()
-        if kind is Kind.OFFER:
+        if kind == OFFER:
             self.read(name)
             return
         if self.consumer.abandoned(*name[:2]):
-            self.back.append((Kind.RELEASE, name))
-        self.back.append((Kind.ABANDON_SEEN, name))
+            self.back.append((RELEASE, name))
+        self.back.append((ABANDON_SEEN, name))
 
     def read(self, name: Name) -> None:
         try:
@@ -129,13 +129,13 @@ class BothEnds(RuleBasedStateMachine):
         assert gone == self.reading[name]
         if gone:
             del self.reading[name]
-            self.back.append((Kind.RELEASE, name))
+            self.back.append((RELEASE, name))
 
     @precondition(lambda self: self.back)
     @rule()
     def answer_arrives(self) -> None:
         kind, name = self.back.popleft()
-        if kind is Kind.RELEASE:
+        if kind == RELEASE:
             # Refused, and so raised here, if it had been released before.
             self.producer.release("c", *name)
             del self.offered[name]
@@ -147,14 +147,14 @@ class BothEnds(RuleBasedStateMachine):
     def abandon(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(list(self.offered)))
         for _ in self.producer.slots.abandon(self.offered[name]):
-            self.there.append((Kind.ABANDON, name))
+            self.there.append((ABANDON, name))
 
     @rule()
     def floor_rises(self) -> None:
         offered, _ = self.producer.void("s", self.turn)
         for slot in offered:
             for _ in self.producer.slots.abandon(slot):
-                self.there.append((Kind.ABANDON, (slot.index, slot.generation, slot.key)))
+                self.there.append((ABANDON, (slot.index, slot.generation, slot.key)))
         self.turn += 1
         with contextlib.suppress(NoCredit):
             self.flow = self.producer.open("s", self.turn, {"edge": "c"}, 4096)
@@ -177,7 +177,7 @@ class BothEnds(RuleBasedStateMachine):
                 self.consumer.release(*name[:2])
                 assert self.consumer.views_gone(*name[:2])
                 del self.reading[name]
-                self.back.append((Kind.RELEASE, name))
+                self.back.append((RELEASE, name))
         assert not self.offered
         assert len(self.producer.slots) == len(self.consumer) == 0
         assert self.producer.slots.load("c") == 0

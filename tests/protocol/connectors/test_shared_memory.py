@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from protocol.arena import Attachment
-from protocol.arena.records import Kind
+from protocol.arena.records import ABANDON_SEEN, OFFER, RELEASE
 from protocol.arrays import array_of
 from protocol.connector_errors import (
     DescriptorRefused,
@@ -186,10 +186,10 @@ async def test_a_forged_release_frees_nothing(ends: Ends) -> None:
     descriptor = await from_far(ends, far)
     ends.near.get(descriptor)
     attachment = attachment_of(ends)
-    attachment._send(Kind.RELEASE, descriptor.slot, descriptor.generation, descriptor.key + 1)
-    attachment._send(Kind.RELEASE, descriptor.slot, descriptor.generation + 1, descriptor.key)
-    attachment._send(Kind.OFFER, descriptor.slot, descriptor.generation, descriptor.key)
-    attachment._send(Kind.ABANDON_SEEN, descriptor.slot, descriptor.generation, descriptor.key)
+    attachment._send(RELEASE, descriptor.slot, descriptor.generation, descriptor.key + 1)
+    attachment._send(RELEASE, descriptor.slot, descriptor.generation + 1, descriptor.key)
+    attachment._send(OFFER, descriptor.slot, descriptor.generation, descriptor.key)
+    attachment._send(ABANDON_SEEN, descriptor.slot, descriptor.generation, descriptor.key)
     other = await from_far(ends, far, 1000, 2)
     ends.near.get(other)
     ends.near.release(other)
