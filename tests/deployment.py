@@ -40,13 +40,14 @@ class Deployment:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         key: str | None = None,
+        python: Path = Path(sys.executable),
     ) -> None:
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.base_url = ""
         self._announced = threading.Event()
         self._mark = uuid.uuid4().hex
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        command = [sys.executable, "-m", "antiphon", "serve", "-c", str(config), "--port", "0"]
+        command = [str(python), "-m", "antiphon", "serve", "-c", str(config), "--port", "0"]
         self.process = subprocess.Popen(
             [*command, *arguments],
             stdout=subprocess.PIPE,

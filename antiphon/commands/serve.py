@@ -40,7 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("host", "port", "tls_cert", "tls_key")
         if (value := getattr(arguments, name)) is not None
     }
-    check_binding(file.config.gateway.model_copy(update=given), insecure=arguments.insecure)
+    gateway = file.config.gateway.model_copy(update=given)
+    check_binding(gateway, insecure=arguments.insecure)
+    if gateway.tls_cert is not None:
+        # The gateway would find out, after the models have been loaded for nothing.
+        from gateway.server import check_tls
+
+        check_tls(gateway.tls_cert, gateway.tls_key)
     check_stages(file)
     # -P: a file of the working directory must not pass for a module of ours.
     command = [sys.executable, "-P", "-m", "workers.supervisor", "-c", str(arguments.config)]

@@ -94,6 +94,20 @@ def test_what_cannot_be_read_is_said(
         assert refused(command, closed, capsys) == [" cannot be read: Permission denied"]
 
 
+def test_a_certificate_that_cannot_be_used_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cert = tmp_path / "cert.pem"
+    config = str(ROOT / "examples" / "voice.yaml")
+    options = ["--port", "0", "--tls-cert", str(cert), "--tls-key", str(cert)]
+    for content in (None, "no certificate\n"):
+        if content is not None:
+            cert.write_text(content)
+        assert main(["serve", "-c", config, *options]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"antiphon: cannot use the certificate {cert} with the key")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
