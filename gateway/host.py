@@ -508,6 +508,7 @@ class GatewayHost:
         elif isinstance(report, Output):
             self._on_output(hosted, replica, report)
         else:
+            self._transfers.opened(report.session, replica.stage)
             if isinstance(report, TurnEnded) and hosted.lanes.get(report.turn) == INPUT_LANE:
                 del hosted.lanes[report.turn]
             self.handle(report.session, Reported(replica.stage, report))

@@ -41,10 +41,15 @@ INPUT_TURN = 0
 
 @dataclass(eq=False)
 class _Input:
-    """A session's stream input on its way to one stage. `waiting` found no room yet."""
+    """A session's stream input on its way to one stage. `waiting` found no room yet.
+
+    Until the worker is known to be `opened` for the session, input goes inside messages:
+    it must not come there before the command that opens the session.
+    """
 
     session: str
     flow: ShmFlow
+    opened: bool = False
     waiting: deque[Update] = field(default_factory=deque)
     pump: asyncio.Task[None] | None = None
 
@@ -97,10 +102,16 @@ class Transfers:
             return
         self._inputs[session, stage] = _Input(session, flow)
 
+    def opened(self, session: str, stage: str) -> None:
+        """The worker has spoken of the session: it knows it."""
+        stream = self._inputs.get((session, stage))
+        if stream is not None:
+            stream.opened = True
+
     def put_input(self, stage: str, update: Update) -> Update | None:
         """Send stream input by arena; the update itself when it goes inside a message."""
         stream = self._inputs.get((update.fence.session, stage))
-        if stream is None:
+        if stream is None or not stream.opened:
             self._count(edge_name(CLIENT, stage), _inline_bytes(update.payload))
             return update
         if stream.waiting or not self._try(stream, update):
@@ -232,7 +243,8 @@ def _parts(update: Update) -> tuple[Payload, bytes]:
     """The payload of stream input, and the note that goes with it through an arena."""
     assert isinstance(update.payload, InlineDescriptor)
     fence = update.fence
-    return update.payload.payload, encode_note(InputNote(fence.epoch, fence.owner, update.sequence))
+    note = InputNote(fence.epoch, fence.owner, update.sequence, update.after_controls)
+    return update.payload.payload, encode_note(note)
 
 
 def _inline_bytes(descriptor: Descriptor) -> int:

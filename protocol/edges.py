@@ -38,6 +38,7 @@ class InputNote(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     owner: str
     sequence: int
+    after_controls: int = 0
 
 
 def edge_name(source: str, target: str) -> str:

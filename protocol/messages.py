@@ -49,18 +49,21 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     fence: Fence
     command: str
     settings: dict[str, Any] = {}
-    after_input: int = 0
+    after_input: int | None = None
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
     """One piece of stream input. Not answered; covered by `ReceivedThrough`.
 
-    `sequence` counts the session's inputs to this stage from 1 without gaps.
+    `sequence` counts the session's inputs to this stage from 1 without gaps. It may come
+    by another way than commands: `after_controls` says how many `Configure` and `Signal`
+    commands of the session must have been carried out first.
     """
 
     fence: Fence
     sequence: int
     payload: Descriptor
+    after_controls: int = 0
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):
@@ -70,7 +73,7 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     command: str
     name: str
     arguments: dict[str, Any] = {}
-    after_input: int = 0
+    after_input: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
@@ -85,7 +88,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     parameters: dict[str, Any] = {}
     inputs: list[Descriptor] = []
     last: bool = True
-    after_input: int = 0
+    after_input: int | None = None
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed"):

@@ -70,6 +70,7 @@ class Binding:
         self._settings = settings
         self._act = act
         self._sequence = 0
+        self._controls = 0
         self._commands = 0
         self._awaited: str | None = None
         self._configuring: deque[str] = deque()
@@ -92,6 +93,7 @@ class Binding:
         """The worker is gone. What waited for a worker goes on waiting."""
         self.worker = None
         self._sequence = 0
+        self._controls = 0
         self._awaited = None
         self._configuring.clear()
         self._backlog.clear()
@@ -163,7 +165,8 @@ class Binding:
         if not self.reachable:
             return False
         self._sequence += 1
-        self._send(Update(self._fence(), self._sequence, InlineDescriptor(payload)))
+        descriptor = InlineDescriptor(payload)
+        self._send(Update(self._fence(), self._sequence, descriptor, self._controls))
         return True
 
     def signal(self, name: str, arguments: dict[str, Any]) -> None:
@@ -233,6 +236,7 @@ class Binding:
             case Update():
                 self._backlog.input(command.sequence, _size(command.payload))
             case Signal() | Configure():
+                self._controls += 1
                 self._backlog.command(command.command)
             case Run():
                 self._backlog.turn(command.turn, sum(map(_size, command.inputs)))
@@ -249,6 +253,7 @@ class Binding:
             self.state.value,
             self.worker,
             self._sequence,
+            self._controls,
             self._commands,
             self._awaited,
             tuple(self._configuring),

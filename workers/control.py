@@ -13,7 +13,6 @@ from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
     Fenced,
-    InvalidRequest,
     SessionStateLost,
 )
 from protocol.messages import (
@@ -200,14 +199,11 @@ class Control:
         session.epoch, session.owner = fence.epoch, fence.owner
         self._remember_fence(fence)
         match command:
-            case Open() if session.state is SessionState.CLOSING:
+            case Open() if not session.knows(command.command):
+                # Its owner has given up what is here, and wants it anew.
                 self._refuse_reopen(fence.session)
                 self._reopens[fence.session] = (gateway, command)
-            case Open() if session.state is not SessionState.OPENING and not session.knows(
-                command.command
-            ):
-                error = InvalidRequest("the session is open already", code="already_open")
-                self._refuse(gateway, command, error)
+                session.close(None, now_ms)
             case Update():
                 session.update(command, now_ms)
             case RaiseFloor():

@@ -122,7 +122,8 @@ class SessionControl:
     gap_since_ms: float | None = None
     _busy: str | None = None
     _mailbox: deque[_Waiting] = field(default_factory=deque)
-    _held: dict[int, Descriptor] = field(default_factory=dict)
+    _held: dict[int, Update] = field(default_factory=dict)
+    _controls: int = 0
     _held_bytes: int = 0
     _turns: dict[int, _Turn] = field(default_factory=dict)
     _ended: OrderedDict[int, TurnEnded] = field(default_factory=OrderedDict)
@@ -150,10 +151,11 @@ class SessionControl:
         if len(self._mailbox) >= self.limits.waiting_commands:
             error = CapacityExceeded("too many commands wait for this session")
             self._refuse(command, error, now_ms)
+            self._controls += isinstance(command, Configure | Signal)
             return
         barrier = max(self.received, max(self._held, default=0))
-        if isinstance(command, Configure | Signal | Run):
-            barrier = command.after_input or barrier
+        if isinstance(command, Configure | Signal | Run) and command.after_input is not None:
+            barrier = command.after_input
         elif isinstance(command, Feed):
             barrier = 0
         self._mailbox.append(_Waiting(command, barrier, now_ms))
@@ -173,7 +175,7 @@ class SessionControl:
         ):
             self.act(DiscardPayload(update.payload))
             return
-        self._held[update.sequence] = update.payload
+        self._held[update.sequence] = update
         self._held_bytes += descriptor_bytes(update.payload)
         self._pump(now_ms)
         while (
@@ -206,8 +208,8 @@ class SessionControl:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
             self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
-            for payload in self._held.values():
-                self.act(DiscardPayload(payload))
+            for update in self._held.values():
+                self.act(DiscardPayload(update.payload))
             self._held.clear()
             self._held_bytes = 0
             self.gap_since_ms = None
@@ -339,6 +341,7 @@ class SessionControl:
             self._busy,
             tuple((item.barrier, item.command) for item in self._mailbox),
             tuple(sorted(self._held)),
+            self._controls,
             tuple(
                 (turn, state.lane, state.outputs, state.cancel_by_ms is not None)
                 for turn, state in sorted(self._turns.items())
@@ -355,7 +358,8 @@ class SessionControl:
         while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
             head = self._mailbox[0] if self._mailbox else None
             if head is None or self.received < head.barrier:
-                if self.received + 1 not in self._held:
+                following = self._held.get(self.received + 1)
+                if following is None or following.after_controls > self._controls:
                     break
                 self._apply_next()
                 self.gap_since_ms = None
@@ -373,7 +377,7 @@ class SessionControl:
         self.received += 1
         self.unsaid = True
         self.totals.progress += 1
-        payload = self._held.pop(self.received)
+        payload = self._held.pop(self.received).payload
         self._held_bytes -= descriptor_bytes(payload)
         self.act(ApplyInput(self.session, self.received, payload))
 
@@ -385,7 +389,7 @@ class SessionControl:
         first = self.received + 1
         if first in self._held:
             last = first
-            payload = self._held.pop(first)
+            payload = self._held.pop(first).payload
             self._held_bytes -= descriptor_bytes(payload)
             self.act(DiscardPayload(payload))
         else:
@@ -404,9 +408,11 @@ class SessionControl:
                 self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
             case Configure(command=command, settings=settings):
                 self._begin(command)
+                self._controls += 1
                 self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
                 self._begin(command)
+                self._controls += 1
                 self.act(SignalSession(self.session, name, arguments))
             case Run() as run:
                 self._start(run, waiting.received_ms, now_ms)

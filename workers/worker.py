@@ -209,7 +209,8 @@ class Worker:
             self._transfers.release(arrival.descriptor)
             return
         fence = Fence(arrival.session, note.epoch, note.owner)
-        self._on_command(arrival.producer, Update(fence, note.sequence, arrival.descriptor))
+        update = Update(fence, note.sequence, arrival.descriptor, note.after_controls)
+        self._on_command(arrival.producer, update)
         if not self._settle_due:
             self._settle_due = True
             self._loop.call_soon(self._settle)

@@ -231,3 +231,25 @@ async def test_a_reply_that_reaches_its_limit_says_so(voice: Deployment) -> None
         # What was written is spoken to its end.
         assert spoken_ms(audio_of(reply)) > 300
         assert transcript_of(reply) == done["output"][0]["content"][0]["transcript"]
+
+
+async def test_sound_right_after_a_command_is_heard_whole(voice: Deployment) -> None:
+    # Sound and commands reach the worker by different ways, and must not overtake each other.
+    detection = {"type": "server_vad", "create_response": False}
+    async with conversation(voice.ws_url, **manual()) as talker:
+        for _ in range(5):
+            await talker.append(speech(FRANCE))
+            await talker.send("input_audio_buffer.clear")
+            await talker.configure(audio={"input": {"turn_detection": detection}})
+            await talker.say(speech(BEES))
+            heard = await talker.until(TRANSCRIBED)
+            assert heard["transcript"] == "What do bees make?"
+            await talker.configure(audio={"input": {"turn_detection": None}})
+            await talker.append(speech(BEES))
+            await talker.send("input_audio_buffer.clear")
+            await talker.append(speech(FRANCE))
+            await talker.send("input_audio_buffer.commit")
+            await talker.append(speech(BEES))
+            heard = await talker.until(TRANSCRIBED)
+            assert heard["transcript"] == "What is the capital of France?"
+            await talker.alive()

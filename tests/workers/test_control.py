@@ -222,10 +222,24 @@ def test_a_refused_open_leaves_nothing() -> None:
     assert [code(report) for report in bench.take()] == ["session_state_lost"]
 
 
-def test_an_open_session_is_not_opened_again() -> None:
+def test_an_owner_that_opens_a_session_again_gets_it_anew() -> None:
     bench = Bench().open()
-    assert bench.command(Open(FENCE, "other")) == []
-    assert [code(report) for report in bench.take()] == ["already_open"]
+    bench.command(Update(FENCE, 1, DATA))
+    actions = bench.command(Open(FENCE, "other"))
+    assert [type(action) for action in actions] == [FreeSession, OpenSession]
+    assert bench.take() == [Answer("s", "other", None, {"done": "open"})]
+    # Nothing is left of what was there: its input is counted from the beginning.
+    assert applied(bench.command(Update(FENCE, 1, DATA))) == [1]
+
+
+def test_a_session_is_opened_anew_once_its_turns_have_stopped() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    assert [type(action) for action in bench.command(Open(FENCE, "other"))] == [CancelTurn]
+    assert [type(report) for report in bench.take()] == []
+    actions = bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [type(action) for action in actions] == [FreeSession, OpenSession]
+    assert bench.take()[-1] == Answer("s", "other", None, {"done": "open"})
 
 
 def test_a_full_worker_refuses() -> None:
@@ -310,6 +324,25 @@ def test_a_command_waits_for_the_input_that_it_names() -> None:
     assert applied(bench.command(Update(FENCE, 1, DATA))) == [1]
     actions = bench.command(Update(FENCE, 2, DATA))
     assert [type(action) for action in actions] == [ApplyInput, SignalSession, ApplyInput]
+
+
+def test_input_never_overtakes_a_command_that_was_given_before_it() -> None:
+    bench = Bench().open()
+    # The input came through the arena, its two commands are still on the link.
+    assert bench.command(Update(FENCE, 1, DATA, after_controls=1)) == []
+    assert bench.command(Update(FENCE, 2, DATA, after_controls=2)) == []
+    actions = bench.command(Configure(FENCE, "c1", {}, after_input=0))
+    assert [type(action) for action in actions] == [ConfigureSession, ApplyInput]
+    actions = bench.command(Signal(FENCE, "c2", "cut", after_input=1))
+    assert [type(action) for action in actions] == [SignalSession, ApplyInput]
+
+
+def test_a_command_that_finds_no_room_holds_no_input_back() -> None:
+    bench = Bench(ControlLimits(waiting_commands=1)).open()
+    bench.command(Signal(FENCE, "c1", "x", after_input=1))
+    bench.command(Signal(FENCE, "c2", "x", after_input=1))
+    assert applied(bench.command(Update(FENCE, 1, DATA))) == [1]
+    assert applied(bench.command(Update(FENCE, 2, DATA, after_controls=2))) == [2]
 
 
 def test_a_command_does_not_wait_for_ever_for_lost_input() -> None:

@@ -42,7 +42,7 @@ CLOSE_UNSUPPORTED = 4000
 
 _GOODBYE_S = 1.0
 
-APPEND_BYTES = 256 * 1024
+APPEND_BYTES = 64 * 1024
 """A longer append is handed to the session in pieces of this size, each when it has room."""
 
 _HTTP_STATUS = {
