@@ -208,10 +208,11 @@ async function stopPlayback() {
   const wasPlaying = state.playing;
   if (running !== null) state.dropped = running;
   state.playing = false;
-  const { item: key, played, waiting } = await speaker.flush();
-  const part = parts.get(key);
+  const stopped = new Map(parts);
   parts.clear();
   spoken.clear();
+  const { item: key, played, waiting } = await silence();
+  const part = stopped.get(key);
   if (!part || !(waiting || part.response_id === running)) return;
   const audio_end_ms = Math.floor(played / 24);
   state.interruptions += 1;
@@ -258,8 +259,16 @@ async function hangUp() {
     createWhenFree: false,
     inputLevel: 0,
   });
-  await speaker.flush();
+  await silence();
   parts.clear();
+}
+
+// A report from before the stop may still have come in between; none comes after it.
+async function silence() {
+  const stopped = await speaker.flush();
+  state.playing = false;
+  refresh();
+  return stopped;
 }
 
 async function startMicrophone() {
