@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing import resource_tracker, shared_memory
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,7 @@ def consume_arena(control: Connection, directory: str) -> None:
     """Read what arrives in place; answer with the reading times when asked."""
     pin(1)
     reading: list[float] = []
+    assert control.recv() == "listening"
 
     async def run() -> None:
         connector = ShmConnector(f"{directory}/consumer", "consumer")
@@ -143,7 +144,7 @@ def consume_zeromq(control: Connection, directory: str) -> None:
             elif len(frame) == 2:
                 return
             else:
-                reading.append(read_all(np.frombuffer(cast(memoryview, frame.buffer), np.uint8)))
+                reading.append(read_all(np.frombuffer(frame.buffer, np.uint8)))
                 peer.send(b"k")
 
 
@@ -208,6 +209,7 @@ class Run:
         """Wait for the consumers; none of them shares the producer's core."""
         limits = ArenaLimits(size_bytes=64 << 20, session_cap_bytes=64 << 20)
         self.connector = ShmConnector(f"{self._directory}/producer", "producer", limits)
+        self._controls["arena"].send("listening")
         await self.connector.consumer("consumer", 30.0)
         for control in self._controls.values():
             assert control.recv() == "ready"
