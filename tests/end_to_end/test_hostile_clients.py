@@ -117,8 +117,12 @@ async def test_a_flood_of_sound_waits_and_others_are_heard(voice: Deployment) ->
         flooding = tasks.create_task(flood(talker))
         await is_answered(voice)
         await flooding
-        for _ in range(500):
-            await talker.until("input_audio_buffer.cleared")
+        while len(talker.of("input_audio_buffer.cleared")) < 500:
+            await talker.next_event()
+        # More than is kept of what nobody has listened to yet may be lost, with notice.
+        codes = {event["error"]["code"] for event in talker.of("error")}
+        assert codes <= {"input_audio_buffer_overflow"}
+        talker.skip()
         await talker.write("What do bees make?")
         reply = await talker.respond(output_modalities=["text"])
         assert reply[-1]["response"]["status"] == "completed"
