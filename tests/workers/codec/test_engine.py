@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -259,9 +261,17 @@ def test_session_settings_are_checked(
     assert refusal.value.field == field
 
 
-async def test_a_voice_that_is_not_there_says_so() -> None:
-    engine = CodecEngine.create(CodecOptions(voice="/nowhere/voice.onnx"))
-    with pytest.raises(ModelFileError, match="nowhere"):
+def test_a_voice_that_is_not_there_says_so() -> None:
+    with pytest.raises(pydantic.ValidationError, match="nowhere"):
+        CodecOptions(voice="/nowhere/voice.onnx")
+
+
+async def test_a_voice_that_has_gone_since_says_so(tmp_path: Path) -> None:
+    voice = tmp_path / "voice.onnx"
+    voice.touch()
+    engine = CodecEngine.create(CodecOptions(voice=str(voice)))
+    voice.unlink()
+    with pytest.raises(ModelFileError, match="voice"):
         await engine.load()
     await engine.shutdown()
 

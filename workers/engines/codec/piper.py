@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from protocol.errors import ModelFileError
 
@@ -61,6 +60,9 @@ class PiperVoice:
         voice's own, 0 makes it deterministic. Raises ModelFileError when a file is
         missing or is no English Piper voice.
         """
+        # Not above: a config is checked without the libraries of its engines.
+        import onnxruntime
+
         settings = _read_settings(model.with_name(model.name + ".json"))
         self.rate_hz = settings.audio.sample_rate
         self._ids = settings.phoneme_id_map

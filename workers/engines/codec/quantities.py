@@ -272,12 +272,12 @@ _RULES: tuple[Rule, ...] = (
     _rule(r"\b([0-9]+):([0-9]+)\b", _range),
     # Money.
     _rule(
-        rf"([{either(CURRENCIES)}]){_FIGURE}{_RANGE_DASH}\1?(?={_NUMBER})",
+        rf"({either(CURRENCIES)}){_FIGURE}{_RANGE_DASH}\1?(?={_NUMBER})",
         lambda m: f"{spoken(m[2])} to {m[1]}",
     ),
     _rule(rf"{_NOT_INSIDE}{_FIGURE}\s?([€£¥₹])", _money_behind),
     _rule(
-        rf"([-−])?(?:\b(?:US|A|C|CA|AU|NZ|HK))?([{either(CURRENCIES)}])\s?{_FIGURE}"
+        rf"([-−])?(?:\b(?:US|A|C|CA|AU|NZ|HK))?({either(CURRENCIES)})\s?{_FIGURE}"
         rf"(?:\s?({_SCALE_WORDS})\b|({either(MAGNITUDES)})(?![A-Za-z]))?",
         _money,
     ),

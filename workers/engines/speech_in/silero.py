@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from protocol.errors import ModelFileError
 from workers.engines.speech_in.resampler import RATE_HZ
@@ -21,6 +20,9 @@ class SileroModel:
     """The weights, shared by all streams; one thread, for a frame is too small for more."""
 
     def __init__(self, path: Path) -> None:
+        # Not above: a config is checked without the libraries of its engines.
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1

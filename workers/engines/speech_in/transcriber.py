@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import ctranslate2
 import numpy as np
-from tokenizers import Tokenizer
 
 from protocol.errors import ModelFileError
 from workers.engines.speech_in.features import (
@@ -18,6 +17,9 @@ from workers.engines.speech_in.features import (
     mel_filters,
     split_at_quiet_points,
 )
+
+if TYPE_CHECKING:
+    import ctranslate2
 from workers.engines.speech_in.resampler import RATE_HZ
 from workers.engines.speech_in.ring import Samples
 
@@ -51,6 +53,11 @@ class WhisperTranscriber:
     """Whisper weights and their tokenizer. Calls may come from any one thread at a time."""
 
     def __init__(self, folder: Path, threads: int) -> None:
+        # Not above: a config is checked without the libraries of its engines.
+        import ctranslate2
+        from tokenizers import Tokenizer
+
+        self._to_storage = ctranslate2.StorageView.from_array
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._model = ctranslate2.models.Whisper(
@@ -96,7 +103,7 @@ class WhisperTranscriber:
             # The encoder halves the number of frames.
             frames = min(int(window_s * FRAMES_PER_S / 2) * 2, int(_FULL_WINDOW_S * FRAMES_PER_S))
             window = fit(spectrogram, frames)
-            encoded = self._model.encode(ctranslate2.StorageView.from_array(window[None]))
+            encoded = self._model.encode(self._to_storage(window[None]))
             if language is None:
                 language = self._detect_language(encoded)
             if abandoned.is_set():
