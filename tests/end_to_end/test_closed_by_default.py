@@ -239,10 +239,11 @@ def test_the_command_line_talks_over_tls(
     assert "France" in heard.stdout
 
 
-def test_keys_are_in_no_log_and_on_no_command_line(guarded: Deployment) -> None:
-    # After what the tests above have done with right and wrong keys.
+def test_keys_and_words_are_in_no_log_and_on_no_command_line(guarded: Deployment) -> None:
+    # After what the tests above have done with right and wrong keys, and the turn they took.
     assert any('"open refused"' in line for line in guarded.log)
-    secrets = [KEY, ADMIN_KEY, "wrong-key-0123456789"]
+    assert any('"turn_ended"' in line for line in guarded.log)
+    secrets = [KEY, ADMIN_KEY, "wrong-key-0123456789", "France"]
     assert [line for line in guarded.log if any(secret in line for secret in secrets)] == []
     for pid in guarded.processes():
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
