@@ -47,8 +47,8 @@ def array_of(payload: Payload) -> npt.NDArray[Any]:
     name = "<i2" if payload.dtype == BFLOAT16 else payload.dtype
     try:
         dtype = np.dtype(name)
-        if dtype.hasobject or not dtype.itemsize:
-            raise InvalidRequest(f"an array of dtype {name!r} is no payload")
+        if dtype.hasobject or not dtype.itemsize or min(payload.shape, default=0) < 0:
+            raise ValueError("neither objects nor unknown lengths")
         values: npt.NDArray[Any] = np.frombuffer(payload.data, np.uint8)
         values = values.view(dtype).reshape(payload.shape)
     except (TypeError, ValueError) as error:
@@ -89,9 +89,11 @@ def _as_array(values: Any) -> tuple[npt.NDArray[Any], str]:
         if values.dtype == torch.bfloat16:
             return values.contiguous().view(torch.int16).numpy(), BFLOAT16
         return values.numpy(), ""
-    if hasattr(values, "__array_interface__") or hasattr(values, "__dlpack__"):
-        try:
+    try:
+        if hasattr(values, "__array_interface__"):
             return np.asarray(values), ""
-        except (BufferError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"{type(values).__name__} lends no memory: {error}") from error
+        if hasattr(values, "__dlpack__"):
+            return np.from_dlpack(values), ""
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"a {type(values).__name__} lends no memory: {error}") from error
     raise InvalidRequest(f"a {type(values).__name__} is no array")

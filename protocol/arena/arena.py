@@ -110,7 +110,9 @@ class Arena:
 
         Raises NotAttached, NoCredit or PayloadTooLarge; then nothing is reserved.
         """
-        return self._machine.open(session, turn, consumers, window_bytes)
+        flow = self._machine.open(session, turn, consumers, window_bytes)
+        flow.description = content.describe_flow(flow.consumers, session, turn)
+        return flow
 
     def put(
         self, flow: Flow, payload: Payload, note: bytes = b"", *, tell: bool = False
@@ -171,7 +173,7 @@ class Arena:
         """
         slot = self._find(descriptor)
         place = slot.owner
-        description = self._describe(place.flow, payload, b"")
+        description = content.describe(payload, place.flow.description, b"")
         if place.giant:
             raise PayloadClaimed("a payload with memory of its own is not replaced")
         size_bytes = content.data_start(len(description)) + len(payload.data)
@@ -245,7 +247,7 @@ class Arena:
     # Putting
 
     def _fill(self, flow: Flow, payload: Payload, note: bytes) -> tuple[Slot[Place], ShmDescriptor]:
-        description = self._describe(flow, payload, note)
+        description = content.describe(payload, flow.description, note)
         size_bytes = content.data_start(len(description)) + len(payload.data)
         slot = self._machine.fill(flow, size_bytes)
         try:
@@ -254,9 +256,6 @@ class Arena:
             self._apply(self._machine.discard(slot))
             raise
         return slot, self._descriptor(slot, payload)
-
-    def _describe(self, flow: Flow, payload: Payload, note: bytes) -> bytes:
-        return content.describe(payload, flow.consumers, flow.session, flow.turn, note)
 
     def _write(self, slot: Slot[Place], description: bytes, payload: Payload) -> None:
         if slot.owner.giant:

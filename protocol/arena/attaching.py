@@ -27,11 +27,13 @@ async def attach(
     on_arrival: Callable[[Arrival], None],
     on_lost: Callable[[Attachment], None],
     traffic: dict[str, Traffic] | None = None,
+    copied_bytes: int = 0,
     timeout_s: float = 5.0,
 ) -> Attachment:
     """Attach to the arena that listens at `path`; `name` is this process's incarnation.
 
-    What is taken is counted in `traffic`, by edge.
+    What is taken is counted in `traffic`, by edge. Payloads of up to `copied_bytes` are
+    copied when they are taken.
     Raises ConfigError without sealed memory, TransferTimeout, PeerLost when nobody
     listens or the producer goes, DescriptorRefused when it refuses or cannot be understood.
     """
@@ -60,7 +62,7 @@ async def attach(
             finally:
                 os.close(outbox_fd)
             welcome, fds = await _receive(peer)
-        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic)
+        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic, copied_bytes)
         return _attached(peer, name, welcome, fds, outbox, callbacks)
     except TimeoutError:
         peer.close()
@@ -79,7 +81,9 @@ def _attached(
     welcome: handshake.Message | None,
     fds: list[int],
     outbox: mmap.mmap,
-    callbacks: tuple[Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic]],
+    callbacks: tuple[
+        Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic], int
+    ],
 ) -> Attachment:
     try:
         if not isinstance(welcome, Welcome) or len(fds) != 4:

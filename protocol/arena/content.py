@@ -23,42 +23,48 @@ _HEADER_BYTES = _HEADER.size
 _KEY = struct.Struct("<Q")
 
 
+class Belonging(msgspec.Struct, frozen=True, array_like=True):
+    """Where the payloads of a flow belong; `edges` has the edge to each consumer."""
+
+    edges: dict[str, str]
+    session: str
+    turn: int
+
+
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """What a payload is and where it belongs; `note` is its sender's word about it.
+    """What a payload is; `flow` is its encoded `Belonging`, `note` its sender's word."""
 
-    `edges` has the edge by which it reaches each of its consumers.
-    """
-
+    flow: msgspec.Raw
     type: PayloadType
     dtype: str
     shape: tuple[int, ...]
     attributes: dict[str, Any]
-    edges: dict[str, str]
-    session: str
-    turn: int
     note: bytes = b""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Description)
+_belongings = msgspec.msgpack.Decoder(Belonging)
 
 
-def describe(
-    payload: Payload, edges: dict[str, str], session: str, turn: int, note: bytes
-) -> bytes:
+def describe_flow(edges: dict[str, str], session: str, turn: int) -> msgspec.Raw:
+    """The part of a description that all payloads of a flow share."""
+    return msgspec.Raw(_encoder.encode(Belonging(edges, session, turn)))
+
+
+def describe(payload: Payload, flow: msgspec.Raw, note: bytes) -> bytes:
     """The description of a payload as it lies in the arena."""
     return _encoder.encode(
-        Description(
-            payload.type,
-            payload.dtype,
-            payload.shape,
-            payload.attributes,
-            edges,
-            session,
-            turn,
-            note,
-        )
+        Description(flow, payload.type, payload.dtype, payload.shape, payload.attributes, note)
     )
+
+
+def belonging(flow: bytes) -> Belonging:
+    """The shared part of a description. Raises DescriptorRefused when it cannot be read."""
+    try:
+        return _belongings.decode(flow)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DescriptorRefused("the payload's description cannot be read") from error
 
 
 def data_start(description_bytes: int) -> int:

@@ -41,6 +41,9 @@ from protocol.payloads import Payload
 
 _log = structlog.get_logger(__name__)
 
+_KNOWN_FLOWS = 4096
+"""Flows whose description is kept decoded."""
+
 _VOID_TURNS = 4096
 """Turns that are remembered as void. What arrives later of an older one is delivered, and
 the layer above, which knows the floors, drops it."""
@@ -59,6 +62,15 @@ class Arrival(msgspec.Struct, frozen=True):
     session: str
     turn: int
     note: bytes
+
+
+class _Belonging(msgspec.Struct, eq=False):
+    """Where the payloads of one flow belong, as this consumer sees it."""
+
+    edge: str
+    session: str
+    turn: int
+    traffic: Traffic
 
 
 class Attachment:
@@ -81,6 +93,7 @@ class Attachment:
         on_arrival: Callable[[Arrival], None],
         on_lost: Callable[[Attachment], None],
         traffic: dict[str, Traffic],
+        copied_bytes: int,
     ) -> None:
         self._traffic = traffic
         self.producer = welcome.name
@@ -98,7 +111,8 @@ class Attachment:
         self._on_lost = on_lost
         self._machine = ConsumerEnd(welcome.slots)
         self._slots = welcome.slots
-        self._views = Views(self._views_gone)
+        self._views = Views(copied_bytes, self._views_gone)
+        self._belongings: dict[bytes, _Belonging] = {}
         self._giants: dict[tuple[int, int], mmap.mmap] = {}
         self._unwanted: dict[tuple[int, int], ShmDescriptor] = {}
         self._arriving: deque[Record] = deque()
@@ -202,43 +216,52 @@ class Attachment:
     def _take(self, descriptor: ShmDescriptor) -> Taken:
         if self.lost or self._closing:
             raise PeerLost(f"the arena of {self.producer} is gone")
-        taken = self._find(
+        found = self._find(
             descriptor.slot,
             descriptor.generation,
             descriptor.offset,
             descriptor.key,
             descriptor.size_bytes,
         )
-        if taken is None:
+        if found is None:
             raise TurnVoid("the payload's turn is void")
-        return taken
+        return found[0]
 
     def _find(
         self, slot: int, generation: int, offset: int, key: int, size_bytes: int | None
-    ) -> Taken | None:
+    ) -> tuple[Taken, _Belonging] | None:
         """Take what these name; None, and its release, when its turn is void."""
         source, start = self._source(slot, generation, offset)
         try:
             description, start, found_bytes = content.find(source, start, slot, generation, key)
             if size_bytes is not None and size_bytes != found_bytes:
                 raise DescriptorRefused("the descriptor has another length than its payload")
+            belongs = self._belonging(description.flow)
             self._machine.take(slot, generation)
         except DescriptorRefused:
             self.refused += 1
             raise
         descriptor = ShmDescriptor(self.arena, slot, generation, offset, key, found_bytes)
-        if self._void and (description.session, description.turn) in self._void:
+        if self._void and (belongs.session, belongs.turn) in self._void:
             self._machine.release(slot, generation)
             self._views_gone(descriptor)
             return None
-        taken = self._views.take(descriptor, description, source, start)
-        edge = description.edges.get(self._name, "")
-        traffic = self._traffic.get(edge)
-        if traffic is None:
-            traffic = self._traffic[edge] = Traffic()
-        traffic.payloads += 1
-        traffic.bytes += found_bytes
-        return taken
+        belongs.traffic.payloads += 1
+        belongs.traffic.bytes += found_bytes
+        return self._views.take(descriptor, description, source, start), belongs
+
+    def _belonging(self, flow: msgspec.Raw) -> _Belonging:
+        encoded = bytes(flow)
+        known = self._belongings.get(encoded)
+        if known is None:
+            found = content.belonging(encoded)
+            edge = found.edges.get(self._name, "")
+            traffic = self._traffic.setdefault(edge, Traffic())
+            if len(self._belongings) >= _KNOWN_FLOWS:
+                self._belongings.clear()
+            known = _Belonging(edge, found.session, found.turn, traffic)
+            self._belongings[encoded] = known
+        return known
 
     def _source(self, slot: int, generation: int, offset: int) -> tuple[mmap.mmap, int]:
         """The memory that a payload lies in, and where."""
@@ -301,29 +324,28 @@ class Attachment:
     def _arrive(self) -> None:
         while self._arriving and not self._closing:
             _, slot, generation, offset, key = self._arriving[0]
-            taken = None
+            found = None
             try:
                 # What its producer has taken back meanwhile was released then.
                 if self._machine.may_arrive(slot, generation):
-                    taken = self._find(slot, generation, offset, key, None)
+                    found = self._find(slot, generation, offset, key, None)
             except NotAttached:
                 return
             except DescriptorRefused as error:
                 _log.error("arena_record_refused", producer=self.producer, reason=error.message)
             self._arriving.popleft()
-            if taken is not None:
-                self._deliver(taken)
+            if found is not None:
+                self._deliver(*found)
 
-    def _deliver(self, taken: Taken) -> None:
-        about = taken.description
+    def _deliver(self, taken: Taken, belongs: _Belonging) -> None:
         arrival = Arrival(
             self.producer,
             taken.descriptor,
             taken.payload,
-            about.edges.get(self._name, ""),
-            about.session,
-            about.turn,
-            about.note,
+            belongs.edge,
+            belongs.session,
+            belongs.turn,
+            taken.note,
         )
         try:
             self._on_arrival(arrival)

@@ -51,6 +51,8 @@ class Flow:
     start: int
     ring: Ring
     slots: dict[Slot[Place], None] = field(default_factory=dict)
+    description: msgspec.Raw = field(default_factory=msgspec.Raw)
+    """What all its payloads share, encoded by the shell."""
     lost: str | None = None
 
     @property

@@ -35,7 +35,7 @@ class Taken(msgspec.Struct, eq=False):
 
     descriptor: ShmDescriptor
     payload: Payload
-    description: Description
+    note: bytes
     root: Any
     """An array of the data that every view keeps alive, or None."""
 
@@ -47,11 +47,13 @@ _ALONE = 2
 class Views:
     """The payloads that are being read, at most one for each slot.
 
+    Those of up to `copied_bytes`, and text, are copied: that costs less than a view.
     `on_gone(descriptor)` is called on the loop when nothing can read a dropped payload
     any more: at once, unless an array that was made from its view is still alive.
     """
 
-    def __init__(self, on_gone: Callable[[ShmDescriptor], None]) -> None:
+    def __init__(self, copied_bytes: int, on_gone: Callable[[ShmDescriptor], None]) -> None:
+        self._copied_bytes = copied_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -78,11 +80,11 @@ class Views:
         source: mmap.mmap,
         start: int,
     ) -> Taken:
-        """Begin to read. Text is copied, all else is a read-only view of `source`."""
+        """Begin to read: a read-only view of `source`, or a copy."""
         size_bytes = descriptor.size_bytes
         root = None
         data: Any
-        if description.type is PayloadType.TEXT or not size_bytes:
+        if size_bytes <= self._copied_bytes or description.type is PayloadType.TEXT:
             data = source[start : start + size_bytes]
         else:
             root = memory.view(source, start, size_bytes)
@@ -94,7 +96,7 @@ class Views:
             description.shape,
             description.attributes,
         )
-        taken = self._taken[descriptor.slot] = Taken(descriptor, payload, description, root)
+        taken = self._taken[descriptor.slot] = Taken(descriptor, payload, description.note, root)
         return taken
 
     def drop(self, descriptor: ShmDescriptor) -> None:

@@ -165,6 +165,25 @@ async def test_a_thread_may_be_the_last_to_let_go(ends: Ends) -> None:
     await far.call("drained", 1)
 
 
+async def test_small_payloads_may_be_copied_and_outlive_their_release(ends: Ends) -> None:
+    far = await ends.add("far")
+    copying = ShmConnector(str(ends.directory / "copying.arena"), "copying", copied_bytes=1000)
+    try:
+        await copying.attach(far.path)
+        await far.call("open", 1, {"edge": "copying"}, WINDOW_BYTES)
+        small, large = await far.put(1, 1000, 1), await far.put(1, 1001, 1)
+        kept = copying.get(small).data
+        seen = copying.get(large).data
+        copying.release(small)
+        copying.release(large)
+        assert zlib.crc32(kept) == checksum(1000, 1)
+        with pytest.raises(ValueError, match="released"):
+            seen[0]
+        await far.call("drained", 1)
+    finally:
+        copying.close()
+
+
 # Descriptors
 
 
