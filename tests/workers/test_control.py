@@ -602,11 +602,12 @@ fences = st.builds(Fence, st.sampled_from("st"), st.integers(1, 3), st.sampled_f
 turns = st.integers(1, 6)
 ids = st.sampled_from("abc")
 lanes = st.sampled_from(["default", "aside"])
-after = st.integers(0, 4)
+after = st.none() | st.integers(0, 4)
+controls = st.integers(0, 3)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Open, fences, ids),
     st.builds(Configure, fences, ids, after_input=after),
-    st.builds(Update, fences, st.integers(1, 6), st.just(DATA)),
+    st.builds(Update, fences, st.integers(1, 6), st.just(DATA), controls),
     st.builds(Signal, fences, ids, st.just("x"), after_input=after),
     st.builds(Run, fences, turns, lanes, last=st.booleans(), after_input=after),
     st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
@@ -616,7 +617,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
 steps: st.SearchStrategy[Any] = st.one_of(
     commands,
     commands,
-    st.builds(Emitted, st.sampled_from("st"), turns, st.just(DATA)),
+    st.builds(Emitted, st.sampled_from("st"), turns, st.just(PIECE)),
     st.builds(TurnFinished, st.sampled_from("st"), turns, st.sampled_from(TurnOutcome)),
     st.builds(GatewayUp, st.sampled_from(["g1", "g2"])),
     st.builds(GatewayDown, st.sampled_from(["g1", "g2"])),
