@@ -67,6 +67,8 @@ class Deployment:
             env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "ANTIPHON_LOG_FORMAT": "json"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            # Under nohup the tests ignore a hang-up, which children would inherit.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         return cls(process, runtime)
 
