@@ -515,6 +515,10 @@ class GatewayHost:
 
     def _on_output(self, hosted: _Hosted, replica: Replica, output: Output) -> None:
         session, stage, turn = output.session, replica.stage, output.turn
+        if turn not in hosted.lanes:
+            # Both ends have voided the turn; its worker may have taken the bytes back already.
+            self._transfers.discard(output.payload)
+            return
         try:
             payload = self._transfers.get(session, stage, turn, output.sequence, output.payload)
         except TurnVoid:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -37,7 +36,7 @@ def create_engine(spec: WorkerSpec) -> Engine:
     The engine is a name registered in `antiphon.engines`, or `MODULE:CLASS`. Raises
     ConfigError when there is none or its options are wrong.
     """
-    engine = _named(spec.engine)
+    engine = engine_class(spec.engine)
     try:
         options = engine.Options.model_validate(spec.options)
     except pydantic.ValidationError as error:
@@ -47,19 +46,6 @@ def create_engine(spec: WorkerSpec) -> Engine:
         )
         raise ConfigError(f"stage {spec.stage}: {problems}") from None
     return engine.create(options)
-
-
-def _named(name: str) -> type[Engine]:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        return engine_class(name)
-    try:
-        engine = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"engine {name} cannot be loaded: {error}", field="engine") from None
-    if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise ConfigError(f"engine {name} is not an Engine", field="engine")
-    return engine
 
 
 async def _serve(spec: WorkerSpec, on_ready: Callable[[], None]) -> None:
