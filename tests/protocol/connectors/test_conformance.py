@@ -158,10 +158,13 @@ async def test_the_death_of_an_idle_peer_is_known_at_once(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("phase", ["put", "taken", "released"])
-async def test_a_consumer_killed_at_any_phase_leaves_nothing(ends: Ends, phase: str) -> None:
+@pytest.mark.parametrize("size", [100_000, 6 << 20])
+async def test_a_consumer_killed_at_any_phase_leaves_nothing(
+    ends: Ends, phase: str, size: int
+) -> None:
     far, other = await ends.add("far"), await ends.add("other")
     flow = ends.flow(1, far)
-    descriptor = wire(ends.near.put(payload_of(100_000, 1), flow))
+    descriptor = wire(ends.near.put(payload_of(size, 1), flow))
     if phase == "taken":
         await far.call("receive", descriptor)
     elif phase == "released":
