@@ -102,7 +102,6 @@ async def measure(deployment: Deployment, stalled: int) -> dict[str, Any]:
             )
             await ask_and_stop_reading(connection)
         meanwhile = await rounds(readers, ROUNDS)
-        now = [(name, pid, before_mib[name]) for name, pid in pids.items()]
         growth = {
             name: round(resident_mib(pid) - before_mib[name], 1) for name, pid in pids.items()
         }

@@ -90,7 +90,9 @@ class SyntheticSession(EngineSession):
 
     async def run(self, turn: Turn) -> TurnResult:
         try:
-            return await self._actions[turn.parameters.get("do", "echo")](self, turn)
+            action = self._actions[turn.parameters.get("do", "echo")]
+            result: TurnResult = await action(self, turn)
+            return result
         except asyncio.CancelledError:
             self._engine.cancelled += 1
             raise
