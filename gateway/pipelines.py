@@ -59,6 +59,7 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
             idle_ms=int(limits.idle_s * 1000),
             max_age_ms=int(limits.max_age_s * 1000),
             lead_ms=limits.lead_ms,
+            stall_ms=int(limits.stall_s * 1000),
         ),
         instructions=section.defaults.instructions,
         voice=default_voice,

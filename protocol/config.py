@@ -123,7 +123,8 @@ class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
     `sessions` at once; `idle_s` without a verb and `max_age_s` in all end a session;
-    audio is sent at most `lead_ms` ahead of play-out. Workers keep what they hold of a
+    audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
+    its answer for `stall_s` is let go. Workers keep what they hold of a
     session for `grace_s` after its gateway has gone. With the directory in memory no other
     gateway can take it over, so longer than 0 only delays that its place is free again.
     """
@@ -133,6 +134,7 @@ class LimitsConfig(_Section):
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
     grace_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
+    stall_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
 
 
 class DefaultsConfig(_Section):

@@ -283,7 +283,7 @@ class Session:
         if self.state in (State.CLOSING, State.CLOSED):
             return
         if self.state is State.ACTIVE:
-            self._machine.end(error, self._now_ms)
+            self._machine.end(reason, error, self._now_ms)
         self._error = error
         self._lifecycle.reason = reason
         self._lifecycle.move(Trigger.CLOSE, self._now_ms)

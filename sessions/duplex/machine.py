@@ -29,6 +29,7 @@ from sessions.duplex.settings import (
     patched,
 )
 from sessions.lanes import Lanes
+from sessions.lifecycle import CloseReason
 from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
 from sessions.pipeline import DuplexRoles, Pipeline
 
@@ -292,10 +293,13 @@ class DuplexMachine:
         self._context.orchestrator.tick(now_ms)
         self._pump()
 
-    def end(self, error: ErrorInfo | None, now_ms: float) -> None:
+    def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
         """The session closes: every response gets its last word."""
         self._context.now_ms = now_ms
-        self._replies.end_all(error)
+        if reason is CloseReason.STALLED:
+            self._replies.give_up_all("stalled")
+        else:
+            self._replies.end_all(error)
 
     def _flow(self, event: FlowEvent) -> None:
         if isinstance(event, Produced) and self._input.produced(event):

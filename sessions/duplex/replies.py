@@ -142,6 +142,13 @@ class Replies:
             else:
                 self._fail(generation, error)
 
+    def give_up_all(self, reason: str) -> None:
+        """The client does not take what is made: its responses stay incomplete."""
+        self._answer_wanted = False
+        for generation in list(self._generations.values()):
+            self._context.orchestrator.cancel(generation.lane)
+            self._finish(generation, ResponseStatus.INCOMPLETE, reason, None)
+
     # What is known of them
 
     def current(self) -> Generation | None:

@@ -308,6 +308,8 @@ def test_a_client_that_never_reads_is_given_up() -> None:
     harness.feed(ClientBlocked(True))
     harness.later(5_000)
     assert harness.one(SessionEnded).reason == "stalled"
+    response = harness.one(ResponseDone).response
+    assert (response.status, response.reason) == (ResponseStatus.INCOMPLETE, "stalled")
     assert harness.released is not None
 
 
