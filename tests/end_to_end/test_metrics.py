@@ -217,12 +217,12 @@ async def slow_reader(deployment: Deployment, seen: Seen) -> None:
 
 
 async def stopped_worker(deployment: Deployment, talker: Conversation) -> None:
-    """Audio for a worker that does not take it: the queue of its link fills, then empties."""
+    """A command for a worker that does not take it: its link's queue fills, then empties."""
     name = 'antiphon_link_queue_messages{worker="listen-0"}'
     pid = deployment.children()["listen-0"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        await talker.append(bytes(4_800))
+        await talker.send("input_audio_buffer.clear")
         await asyncio.to_thread(deployment.until, lambda: deployment.metrics()[name] > 0)
     finally:
         os.kill(pid, signal.SIGCONT)
