@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.hosting import (
@@ -29,7 +30,7 @@ from gateway.pools import Pools, Replica
 from gateway.transfers import Transfers
 from protocol.connector_errors import TurnVoid
 from protocol.connectors import Descriptor
-from protocol.edges import CLIENT, ConnectorKind, edge_name
+from protocol.edges import CLIENT, ConnectorKind, edge_name, worker_arena
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -39,6 +40,7 @@ from protocol.errors import (
 )
 from protocol.messages import (
     Acknowledge,
+    Attach,
     Close,
     Command,
     Feed,
@@ -102,6 +104,8 @@ class _Hosted:
     turns: int = 0
     lanes: dict[int, str] = field(default_factory=dict)
     """The lane of each turn that may still have output on its way."""
+    relayed: set[tuple[int, str]] = field(default_factory=set)
+    """Turns and stages whose output other workers read, and this gateway does not."""
     counted_state: State | None = None
     room: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the session takes verbs."""
@@ -322,10 +326,10 @@ class GatewayHost:
         replica = hosted.replicas.get(action.stage)
         if replica is None:
             return
-        command = self._by_arena(hosted, action)
-        if command is None:
-            return
         try:
+            command = self._by_arena(hosted, action)
+            if command is None:
+                return
             replica.link.send(command)
         except AntiphonError as error:
             _log.warning(
@@ -360,6 +364,10 @@ class GatewayHost:
                     hosted.turns += 1
                 hosted.lanes[command.turn] = command.lane
                 self._count_inputs(hosted, stage, command.inputs)
+                if not command.to_client:
+                    hosted.relayed.add((command.turn, stage))
+                if command.readers:
+                    return self._introduce(hosted, stage, command)
             case Feed(payload=payload) if payload is not None:
                 self._count_inputs(hosted, stage, [payload])
             case Acknowledge():
@@ -371,11 +379,23 @@ class GatewayHost:
                         self._transfers.void(session, turn)
         return command
 
+    def _introduce(self, hosted: _Hosted, stage: str, run: Run) -> Run:
+        """See that the workers which read the turn's output are attached to its arena."""
+        path = worker_arena(hosted.replicas[stage].link.endpoint)
+        readers = {}
+        for edge, target in run.readers.items():
+            reader = hosted.replicas.get(target)
+            if reader is None or reader.consumer is None or path is None:
+                raise EngineLost(f"the worker of stage {target} cannot read the arena")
+            reader.link.send(Attach(run.fence, path))
+            readers[edge] = reader.consumer
+        return msgspec.structs.replace(run, readers=readers)
+
     def _count_inputs(self, hosted: _Hosted, stage: str, payloads: list[Descriptor]) -> None:
         sources = [e.source for e in hosted.session.pipeline.edges if e.target == stage]
         for source in sources or [CLIENT]:
             for payload in payloads:
-                self._transfers.count_inline(source, stage, payload.size_bytes)
+                self._transfers.count(source, stage, payload)
 
     def _input_lost(self, session: str, stage: str) -> None:
         """Stream input cannot reach the stage: its worker is as good as gone."""
@@ -509,12 +529,21 @@ class GatewayHost:
             self._on_output(hosted, replica, report)
         else:
             self._transfers.opened(report.session, replica.stage)
-            if isinstance(report, TurnEnded) and hosted.lanes.get(report.turn) == INPUT_LANE:
-                del hosted.lanes[report.turn]
+            if isinstance(report, TurnEnded):
+                hosted.relayed.discard((report.turn, replica.stage))
+                if hosted.lanes.get(report.turn) == INPUT_LANE:
+                    del hosted.lanes[report.turn]
             self.handle(report.session, Reported(replica.stage, report))
 
     def _on_output(self, hosted: _Hosted, replica: Replica, output: Output) -> None:
         session, stage, turn = output.session, replica.stage, output.turn
+        if (turn, stage) in hosted.relayed:
+            # Its bytes are other workers' to read.
+            if turn in hosted.lanes:
+                self.handle(
+                    session, StageProduced(stage, turn, output.sequence, None, output.payload)
+                )
+            return
         if turn not in hosted.lanes:
             # Both ends have voided the turn; its worker may have taken the bytes back already.
             self._transfers.discard(output.payload)
@@ -528,7 +557,8 @@ class GatewayHost:
             self._unbind(hosted, stage)
             self.handle(session, StageLost(stage))
             return
-        self.handle(session, StageProduced(stage, turn, output.sequence, payload))
+        piece = StageProduced(stage, turn, output.sequence, payload, output.payload)
+        self.handle(session, piece)
 
     def _on_ready(self, stage: str) -> None:
         for session in list(self._waiting.get(stage, ())):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config, PipelineConfig
-from protocol.edges import default_connector
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
 
 
@@ -49,10 +48,7 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
             Edge(edge.source, edge.target, edge.payload, Delivery(edge.delivery.value))
             for edge in section.edges
         ),
-        connectors={
-            edge: section.connectors.get(edge, default_connector(payload))
-            for edge, payload in section.edge_payloads.items()
-        },
+        connectors=section.edge_connectors,
         outputs={modality.value: stage for modality, stage in section.outputs.items()},
         limits=Limits(
             sessions=limits.sessions,

@@ -66,6 +66,7 @@ class Transfers:
         self._on_lost = on_lost
         self._shm: ShmConnector | None = None
         self._inline: dict[str, Traffic] = {}
+        self._relayed: dict[str, Traffic] = {}
         self._inputs: dict[tuple[str, str], _Input] = {}
         self._held: dict[tuple[str, str, int], deque[tuple[int, ShmDescriptor]]] = {}
         paths = [path for e in endpoints if (path := gateway_arena(e, incarnation)) is not None]
@@ -217,15 +218,20 @@ class Transfers:
     def traffic(self) -> Mapping[tuple[str, str], Traffic]:
         """By edge and connector."""
         result = {(edge, "inline"): traffic for edge, traffic in self._inline.items()}
+        result.update({(edge, "shm"): traffic for edge, traffic in self._relayed.items()})
         if self._shm is not None:
             health = self._shm.health()
             for edges in (health.put, health.got):
                 result.update({(edge, "shm"): traffic for edge, traffic in edges.items()})
         return result
 
-    def count_inline(self, source: str, target: str, size_bytes: int) -> None:
-        """A payload went from stage to stage inside messages."""
-        self._count(edge_name(source, target), size_bytes)
+    def count(self, source: str, target: str, descriptor: Descriptor) -> None:
+        """A payload goes from stage to stage, inside a message or named by one."""
+        edge = edge_name(source, target)
+        if isinstance(descriptor, InlineDescriptor):
+            self._count(edge, descriptor.size_bytes)
+        else:
+            self._relayed.setdefault(edge, Traffic()).count(descriptor.size_bytes)
 
     def _count(self, edge: str, size_bytes: int) -> None:
         traffic = self._inline.get(edge)

@@ -1,4 +1,4 @@
-"""Synthetic engines for the three roles of a duplex pipeline: no model, known cost.
+"""Synthetic engines for the roles of a duplex pipeline: no model, known cost.
 
 They cost next to nothing and say as much as they are told to, so that what a load test
 measures is everything around them. Their names say what they are.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pydantic
 
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
@@ -92,6 +93,30 @@ class SyntheticSpeak(_Synthetic):
         return _Voice(self.options.clause_ms)
 
 
+class SyntheticTalk(_Synthetic):
+    """Makes of each clause a block of codec codes, 4 codebooks of 200 frames."""
+
+    Options = NoOptions
+    inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.TEXT})
+    outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.CODEC_CODES})
+
+    def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session's talker."""
+        return _Talker()
+
+
+class SyntheticDecode(_Synthetic):
+    """Makes sound of blocks of codec codes: every code becomes six samples of its value."""
+
+    Options = NoOptions
+    inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.CODEC_CODES})
+    outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.AUDIO})
+
+    def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session's decoder."""
+        return _Decoder()
+
+
 class _Ear(EngineSession):
     def update(self, payload: Payload) -> None:
         """Audio is taken and not looked at."""
@@ -146,6 +171,46 @@ class _Voice(EngineSession):
                 pcm = self._wave[: piece_ms * 48]
                 clause = payload.attributes["clause"]
                 turn.emit(audio_payload(pcm, 24_000, clause=clause, clause_end=left_ms == 0))
+        return TurnResult({"audio_ms": audio_ms, "synthesis_ms": 0.0})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Talker(EngineSession):
+    async def run(self, turn: Turn) -> TurnResult:
+        """Codes that depend on the clause, so that what is heard tells them apart."""
+        async for payload in turn.inputs:
+            clause = payload.attributes["clause"]
+            codes = np.full((4, 200), 100 + clause, np.dtype("<i4"))
+            await turn.room()
+            turn.emit(
+                Payload(
+                    PayloadType.CODEC_CODES,
+                    codes.tobytes(),
+                    codes.dtype.str,
+                    codes.shape,
+                    {"clause": clause},
+                )
+            )
+        return TurnResult()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Decoder(EngineSession):
+    async def run(self, turn: Turn) -> TurnResult:
+        """Sound for every block of codes, which it reads where they lie."""
+        audio_ms = 0
+        async for payload in turn.inputs:
+            codes = np.frombuffer(payload.data, payload.dtype).reshape(payload.shape)
+            pcm = np.repeat(codes.astype("<i2").ravel(), 6).tobytes()
+            del codes
+            audio_ms += len(pcm) // 48
+            clause = payload.attributes["clause"]
+            await turn.room()
+            turn.emit(audio_payload(pcm, 24_000, clause=clause, clause_end=True))
         return TurnResult({"audio_ms": audio_ms, "synthesis_ms": 0.0})
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.config_source import Location, Problem, Source, read_source
-from protocol.edges import CLIENT, ConnectorKind, edge_name
+from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 
@@ -150,7 +150,7 @@ class PipelineConfig(_Section):
     `voices` maps a voice of the speaking stage to other names that clients may use
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
-    cross it: by default text `inline` and everything else by `shm`.
+    cross it: by default text and what is delivered whole `inline`, the rest by `shm`.
     """
 
     kind: Literal["duplex"]
@@ -164,14 +164,19 @@ class PipelineConfig(_Section):
     connectors: dict[str, ConnectorKind] = {}
 
     @property
-    def edge_payloads(self) -> dict[str, PayloadType]:
-        """What each edge carries, those from and to the client included, by its name."""
-        named = {edge_name(edge.source, edge.target): edge.payload for edge in self.edges}
-        named[edge_name(CLIENT, self.entry)] = PayloadType.AUDIO
+    def edge_connectors(self) -> dict[str, ConnectorKind]:
+        """How payloads cross each edge, those from and to the client included, by its name."""
+        chosen = {
+            edge_name(CLIENT, self.entry): default_connector(PayloadType.AUDIO),
+            edge_name(self.entry, CLIENT): default_connector(PayloadType.TEXT),
+        }
         for modality, stage in self.outputs.items():
-            named[edge_name(stage, CLIENT)] = modality.payload
-        named.setdefault(edge_name(self.entry, CLIENT), PayloadType.TEXT)
-        return named
+            chosen[edge_name(stage, CLIENT)] = default_connector(modality.payload)
+        for edge in self.edges:
+            whole = edge.delivery is Delivery.FULL
+            kind = ConnectorKind.INLINE if whole else default_connector(edge.payload)
+            chosen[edge_name(edge.source, edge.target)] = kind
+        return {edge: self.connectors.get(edge, kind) for edge, kind in chosen.items()}
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -328,16 +333,32 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
                 yield (*location, "aliases", index), reason
             names.setdefault(alias, f"pipeline {name}")
         yield from _voice_contradictions(location, pipeline)
-        edges = pipeline.edge_payloads
-        for edge in pipeline.connectors:
-            if edge not in edges:
-                reason = f"no edge is called {edge}; there are {', '.join(sorted(edges))}"
-                yield (*location, "connectors", edge), reason
+        yield from _connector_contradictions(location, pipeline)
         yield from _graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:
         if stage not in used:
             yield ("stages", stage), "no pipeline uses this stage"
+
+
+def _connector_contradictions(
+    location: Location, pipeline: PipelineConfig
+) -> Iterator[tuple[Location, str]]:
+    known = pipeline.edge_connectors
+    for name in pipeline.connectors:
+        if name not in known:
+            reason = f"no edge is called {name}; there are {', '.join(sorted(known))}"
+            yield (*location, "connectors", name), reason
+    for edge in pipeline.edges:
+        name = edge_name(edge.source, edge.target)
+        if known[name] is not ConnectorKind.SHM:
+            continue
+        if edge.payload is PayloadType.TEXT:
+            reason = "text between stages is cut into clauses on its way: it goes inline"
+            yield (*location, "connectors", name), reason
+        elif edge.delivery is Delivery.FULL:
+            reason = "an arena's window does not hold a whole payload: a full edge is inline"
+            yield (*location, "connectors", name), reason
 
 
 def _voice_contradictions(

@@ -79,7 +79,9 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
 class Run(msgspec.Struct, frozen=True, tag="run"):
     """Start a turn. Ended by exactly one `TurnEnded`.
 
-    With `last` false more input follows in `Feed`.
+    With `last` false more input follows in `Feed`. `readers` are the workers that read
+    this turn's output through the arena: edge -> name of the consumer. With `to_client`
+    false the gateway only passes its descriptors on.
     """
 
     fence: Fence
@@ -89,6 +91,8 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     inputs: list[Descriptor] = []
     last: bool = True
     after_input: int | None = None
+    readers: dict[str, str] = {}
+    to_client: bool = True
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed"):
@@ -109,6 +113,13 @@ class RaiseFloor(msgspec.Struct, frozen=True, tag="raise_floor"):
     fence: Fence
     lane: str
     floor: int
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Read from the arena at `path`: another worker's output comes from there. Not answered."""
+
+    fence: Fence
+    path: str
 
 
 class Acknowledge(msgspec.Struct, frozen=True, tag="acknowledge"):
@@ -143,7 +154,17 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 Command = (
-    Open | Configure | Update | Signal | Run | Feed | RaiseFloor | Acknowledge | Replay | Close
+    Open
+    | Configure
+    | Update
+    | Signal
+    | Run
+    | Feed
+    | RaiseFloor
+    | Attach
+    | Acknowledge
+    | Replay
+    | Close
 )
 
 

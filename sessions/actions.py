@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
 from protocol.payloads import Payload
@@ -62,13 +63,15 @@ class StageProduced:
     """Piece number `sequence` of the turn's output on `stage`.
 
     The bytes of `payload` stay readable until the piece is acknowledged or the turn's
-    floor is raised.
+    floor is raised. It is None where this gateway does not read them: `descriptor` is
+    for the stages that do.
     """
 
     stage: str
     turn: int
     sequence: int
-    payload: Payload
+    payload: Payload | None
+    descriptor: Descriptor
 
 
 @dataclass(frozen=True)

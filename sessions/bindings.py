@@ -179,21 +179,33 @@ class Binding:
         turn: int,
         lane: str,
         parameters: dict[str, Any],
-        inputs: list[Payload],
+        inputs: list[Descriptor],
         last: bool = True,
+        *,
+        readers: dict[str, str] | None = None,
+        to_client: bool = True,
     ) -> None:
         """Start a turn, at once or when a worker is ready.
 
-        Raises CapacityExceeded when too many commands wait for a worker.
+        `readers` maps the edges on which its output goes to other workers to their
+        stages. Raises CapacityExceeded when too many commands wait for a worker.
         """
-        descriptors = [InlineDescriptor(payload) for payload in inputs]
         self._turn_command(
-            Run(self._fence(), turn, lane, parameters, list(descriptors), last, self._sequence)
+            Run(
+                self._fence(),
+                turn,
+                lane,
+                parameters,
+                inputs,
+                last,
+                self._sequence,
+                readers or {},
+                to_client,
+            )
         )
 
-    def feed(self, turn: int, payload: Payload | None, last: bool = False) -> None:
+    def feed(self, turn: int, descriptor: Descriptor | None, last: bool = False) -> None:
         """Give more input to a running turn. Raises CapacityExceeded as `run` does."""
-        descriptor = None if payload is None else InlineDescriptor(payload)
         self._turn_command(Feed(self._fence(), turn, descriptor, last))
 
     def acknowledge(self, turn: int, through: int) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.connectors import Descriptor, InlineDescriptor
+from protocol.edges import ConnectorKind, edge_name
 from protocol.errors import CapacityExceeded, EngineFailed, EngineLost, ErrorInfo
 from protocol.messages import TurnEnded, TurnStatus
 from protocol.payloads import Payload, PayloadType, text_payload
@@ -69,11 +71,18 @@ class _EdgeFlow:
     edge: Edge
     clauses: Clauses = field(default_factory=Clauses)
     queue: deque[str] = field(default_factory=deque)
+    pieces: list[Descriptor] = field(default_factory=list)
     cut: int = 0
     fed: int = 0
     held: int = 0
     source_ended: bool = False
     closed: bool = False
+    paced: bool = True
+    """Whether credits bound it: not before an edge that waits for the end."""
+
+    @property
+    def has_credit(self) -> bool:
+        return not self.paced or self.held < CLAUSES_IN_FLIGHT
 
 
 @dataclass
@@ -123,13 +132,13 @@ class Orchestrator:
         stages = self._pipeline.needed(entry, ports) if ports else frozenset({entry})
         turn = self._lanes.start()
         edges = [
-            _EdgeFlow(edge)
+            _EdgeFlow(edge, paced=self._pipeline.streams_from(edge.target))
             for edge in self._pipeline.edges
             if edge.source in stages and edge.target in stages
         ]
         flow = _Flow(turn, lane, ports, stages, parameters, edges)
-        self._bindings[entry].run(turn, lane, parameters.get(entry, {}), inputs)
-        flow.started.add(entry)
+        descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
+        self._run(flow, entry, descriptors, last=True)
         self._flows[turn] = flow
         self._watch_waiting(flow, now_ms)
         return turn
@@ -140,16 +149,24 @@ class Orchestrator:
         if flow is None or not self._lanes.wanted(flow.lane, flow.turn):
             return
         stage, payload = piece.stage, piece.payload
-        if not flow.ports and stage in flow.stages:
-            self._emit(Produced(flow.turn, stage, stage, piece.sequence, payload))
-        for port in sorted(flow.ports):
-            if self._pipeline.outputs[port] == stage:
-                self._emit(Produced(flow.turn, port, stage, piece.sequence, payload))
+        if payload is not None:
+            if not flow.ports and stage in flow.stages:
+                self._emit(Produced(flow.turn, stage, stage, piece.sequence, payload))
+            for port in sorted(flow.ports):
+                if self._pipeline.outputs[port] == stage:
+                    self._emit(Produced(flow.turn, port, stage, piece.sequence, payload))
         for edge_flow in flow.edges:
-            if edge_flow.edge.source == stage and payload.type is PayloadType.TEXT:
+            if edge_flow.edge.source != stage:
+                continue
+            if edge_flow.edge.payload is not PayloadType.TEXT:
+                self._relay(flow, edge_flow, piece.descriptor, now_ms)
+            elif payload is not None:
                 edge_flow.clauses.push(bytes(payload.data).decode())
                 self._cut(flow, edge_flow)
                 self._advance(flow, edge_flow, now_ms)
+        if not self._for_client(flow, stage):
+            # Who reads it has claims of its own; nobody here will acknowledge it.
+            self.acknowledge(flow.turn, stage, piece.sequence)
 
     def ended(self, stage: str, ended: TurnEnded, now_ms: float) -> None:
         """A stage has said its last word about the turn."""
@@ -261,29 +278,74 @@ class Orchestrator:
     def _advance(self, flow: _Flow, edge_flow: _EdgeFlow, now_ms: float) -> None:
         """Hand clauses to the consumer while it has credit, then the end."""
         target = edge_flow.edge.target
-        binding = self._bindings[target]
         try:
-            while edge_flow.queue and edge_flow.held < CLAUSES_IN_FLIGHT:
+            while edge_flow.queue and edge_flow.has_credit:
                 payload = text_payload(edge_flow.queue.popleft(), clause=edge_flow.fed)
                 edge_flow.fed += 1
                 edge_flow.held += 1
-                if target in flow.started:
-                    binding.feed(flow.turn, payload)
-                else:
-                    parameters = flow.parameters.get(target, {})
-                    binding.run(flow.turn, flow.lane, parameters, [payload], last=False)
-                    flow.started.add(target)
+                self._hand_over(flow, target, InlineDescriptor(payload))
             if edge_flow.source_ended and not edge_flow.queue and not edge_flow.closed:
                 edge_flow.closed = True
+                for descriptor in edge_flow.pieces if target in flow.started else ():
+                    self._bindings[target].feed(flow.turn, descriptor)
                 if target in flow.started:
-                    binding.feed(flow.turn, None, last=True)
+                    self._bindings[target].feed(flow.turn, None, last=True)
                 else:
-                    binding.run(flow.turn, flow.lane, flow.parameters.get(target, {}), [])
-                    flow.started.add(target)
+                    self._run(flow, target, edge_flow.pieces, last=True)
         except CapacityExceeded as error:
             self._fail(flow, error.info())
             return
         self._watch_waiting(flow, now_ms)
+
+    def _relay(
+        self, flow: _Flow, edge_flow: _EdgeFlow, descriptor: Descriptor, now_ms: float
+    ) -> None:
+        """Pass a piece on as it is: the arena's credits bound what is on its way.
+
+        On an edge that delivers whole it waits for the producer's end.
+        """
+        if edge_flow.edge.delivery is Delivery.FULL:
+            edge_flow.pieces.append(descriptor)
+            return
+        try:
+            self._hand_over(flow, edge_flow.edge.target, descriptor)
+        except CapacityExceeded as error:
+            self._fail(flow, error.info())
+            return
+        self._watch_waiting(flow, now_ms)
+
+    def _hand_over(self, flow: _Flow, target: str, descriptor: Descriptor) -> None:
+        if target in flow.started:
+            self._bindings[target].feed(flow.turn, descriptor)
+        else:
+            self._run(flow, target, [descriptor], last=False)
+
+    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
+        readers = {}
+        for edge_flow in flow.edges:
+            edge = edge_flow.edge
+            name = edge_name(edge.source, edge.target)
+            if edge.source == stage and self._pipeline.connectors.get(name) is ConnectorKind.SHM:
+                readers[name] = edge.target
+        self._bindings[stage].run(
+            flow.turn,
+            flow.lane,
+            flow.parameters.get(stage, {}),
+            inputs,
+            last,
+            readers=readers,
+            to_client=self._for_client(flow, stage),
+        )
+        flow.started.add(stage)
+
+    def _for_client(self, flow: _Flow, stage: str) -> bool:
+        """Whether this gateway reads what `stage` makes in this turn."""
+        wanted = {self._pipeline.outputs[port] for port in flow.ports} or {stage}
+        cut_here = any(
+            edge_flow.edge.source == stage and edge_flow.edge.payload is PayloadType.TEXT
+            for edge_flow in flow.edges
+        )
+        return stage in wanted or cut_here
 
     def _fail(self, flow: _Flow, error: ErrorInfo) -> None:
         del self._flows[flow.turn]

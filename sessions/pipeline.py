@@ -75,6 +75,16 @@ class Pipeline:
         """The edges that leave `stage`."""
         return (edge for edge in self.edges if edge.source == stage)
 
+    def streams_from(self, stage: str) -> bool:
+        """Whether what enters at `stage` comes out bit by bit: no edge behind it holds back.
+
+        Where one does, what goes in cannot wait for what comes out.
+        """
+        return all(
+            edge.delivery is Delivery.CHUNK and self.streams_from(edge.target)
+            for edge in self.edges_from(stage)
+        )
+
     def needed(self, entry: str, ports: frozenset[str]) -> frozenset[str]:
         """The stages that a turn which enters at `entry` runs to fill `ports`.
 

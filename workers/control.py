@@ -18,6 +18,7 @@ from protocol.errors import (
 from protocol.messages import (
     Acknowledge,
     Answer,
+    Attach,
     Close,
     Command,
     Configure,
@@ -36,6 +37,7 @@ from protocol.messages import (
 )
 from workers.control_events import (
     Action,
+    AttachArena,
     CommandReceived,
     ControlLimits,
     DiscardPayload,
@@ -208,6 +210,8 @@ class Control:
                 session.update(command, now_ms)
             case RaiseFloor():
                 session.raise_floor(command, now_ms)
+            case Attach():
+                self._actions.append(AttachArena(command.path))
             case Acknowledge():
                 session.acknowledge(command)
             case Replay():
@@ -287,7 +291,7 @@ class Control:
                 self._report(gateway, ended)
             case Update():
                 self._actions.append(DiscardPayload(command.payload))
-            case Feed() | RaiseFloor() | Acknowledge():
+            case Feed() | RaiseFloor() | Attach() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:

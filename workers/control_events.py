@@ -200,6 +200,12 @@ class ApplyInput(msgspec.Struct, frozen=True):
     payload: Descriptor
 
 
+class AttachArena(msgspec.Struct, frozen=True):
+    """Read from the arena at `path`."""
+
+    path: str
+
+
 class DiscardPayload(msgspec.Struct, frozen=True):
     """Nobody will read this payload: give it back."""
 
@@ -216,6 +222,8 @@ class StartTurn(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
     inputs: list[Descriptor]
     last: bool
+    readers: dict[str, str] = {}
+    to_client: bool = True
 
 
 class FeedTurn(msgspec.Struct, frozen=True):
@@ -282,6 +290,7 @@ Action = (
     | CancelTurn
     | AbandonTurn
     | FreeSession
+    | AttachArena
     | DiscardPayload
     | PaceTurn
     | SendOutput

@@ -441,6 +441,8 @@ class SessionControl:
                     run.parameters,
                     run.inputs,
                     run.last,
+                    run.readers,
+                    run.to_client,
                 )
             )
 

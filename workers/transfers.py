@@ -24,6 +24,9 @@ from workers.control_events import SendOutput
 
 _log = structlog.get_logger(__name__)
 
+ATTACH_S = 5.0
+"""How long a turn waits for another process to attach to an arena."""
+
 Send = Callable[[str, Output | TurnEnded], None]
 """Hand a report to the link: (gateway, report)."""
 
@@ -36,14 +39,27 @@ class _Outlet:
     edge: OutputEdge
 
 
+@dataclass(frozen=True)
+class _Readers:
+    """Who reads a turn's output: other workers by edge, and the gateway or not."""
+
+    workers: dict[str, str]
+    to_client: bool
+
+
 @dataclass(eq=False)
 class _Stream:
-    """One turn's output on its way. `waiting` is what found no room yet, in order."""
+    """One turn's output on its way. `waiting` is what found no room yet, in order.
+
+    `flow` is None until all its readers have attached.
+    """
 
     gateway: str
     session: str
     turn: int
-    flow: ShmFlow
+    consumers: dict[str, str]
+    window_bytes: int
+    flow: ShmFlow | None = None
     waiting: deque[SendOutput] = field(default_factory=deque)
     ended: TurnEnded | None = None
     pump: asyncio.Task[None] | None = None
@@ -72,6 +88,8 @@ class Transfers:
         self._inline = InlineConnector()
         self._shm: ShmConnector | None = None
         self._outlets: dict[str, _Outlet] = {}
+        self._readers: dict[tuple[str, int], _Readers] = {}
+        self._paths: dict[str, str] = {}
         self._streams: dict[tuple[str, int], _Stream] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
         path = worker_arena(endpoint)
@@ -85,28 +103,36 @@ class Transfers:
         path = gateway_arena(self._endpoint, gateway)
         if self._shm is None or path is None or gateway in self._shm.producers:
             return
-        if gateway not in self._attaching:
-            task = asyncio.create_task(self._attach(self._shm, path, gateway))
-            self._attaching[gateway] = task
-            task.add_done_callback(lambda _: self._attaching.pop(gateway, None))
+        self.read_from(path)
 
-    async def _attach(self, shm: ShmConnector, path: str, gateway: str) -> None:
+    def read_from(self, path: str) -> None:
+        """Attach to the arena at `path`, unless its producer is attached already."""
+        if self._shm is None or self._paths.get(path) in self._shm.producers:
+            return
+        if path not in self._attaching:
+            task = asyncio.create_task(self._attach(self._shm, path))
+            self._attaching[path] = task
+            task.add_done_callback(lambda _: self._attaching.pop(path, None))
+
+    async def _attach(self, shm: ShmConnector, path: str) -> None:
         try:
-            await shm.attach(path)
+            self._paths[path] = await shm.attach(path)
         except (AntiphonError, OSError) as error:
-            # A gateway without an arena sends everything inside messages.
-            _log.warning("arena_not_attached", gateway=gateway, reason=str(error))
+            # What has no arena sends everything inside messages.
+            _log.warning("arena_not_attached", path=path, reason=str(error))
 
     # Sessions
 
     def opened(self, session: str, owner: str, edge: OutputEdge | None) -> None:
         """Output of the session leaves on `edge`; None: inside messages."""
-        if edge is not None and edge.connector is ConnectorKind.SHM and self._shm is not None:
+        if edge is not None and self._shm is not None:
             self._outlets[session] = _Outlet(owner, edge)
 
     def freed(self, session: str) -> None:
         """The session is gone, and with it what was on its way."""
         self._outlets.pop(session, None)
+        for key in [key for key in self._readers if key[0] == session]:
+            del self._readers[key]
         for key in [key for key in self._streams if key[0] == session]:
             self.void(*key)
 
@@ -117,6 +143,12 @@ class Transfers:
         if self._shm is None:
             return self._inline.get(descriptor)
         return self._shm.get(descriptor)
+
+    async def receive(self, descriptor: Descriptor) -> Payload:
+        """`get`, waiting for an arena that is being attached. Raises TransferTimeout."""
+        if self._shm is None:
+            return self._inline.get(descriptor)
+        return await self._shm.receive(descriptor, timeout_s=ATTACH_S)
 
     def release(self, descriptor: Descriptor) -> None:
         """The payload is needed no longer."""
@@ -130,12 +162,18 @@ class Transfers:
 
     # Output
 
+    def begin(self, session: str, turn: int, readers: dict[str, str], to_client: bool) -> None:
+        """A turn starts: `readers` are the other workers that read its output, by edge."""
+        if readers or not to_client:
+            self._readers[session, turn] = _Readers(readers, to_client)
+
     def put(self, output: SendOutput) -> None:
         """Send a piece, now or when its turn has room. Raises what the link raises."""
-        stream = self._streams.get((output.session, output.turn)) or self._open(output)
+        key = output.session, output.turn
+        stream = self._streams.get(key) or self._open(output)
         if stream is None:
             self._send_inline(output)
-        elif stream.waiting or not self._try(stream, output):
+        elif stream.flow is None or stream.waiting or not self._try(stream, output):
             stream.waiting.append(output)
             stream.room.clear()
             if stream.pump is None:
@@ -143,6 +181,7 @@ class Transfers:
 
     def end(self, gateway: str, ended: TurnEnded) -> bool:
         """Say the end of a turn behind its output; False when nothing is before it."""
+        self._readers.pop((ended.session, ended.turn), None)
         stream = self._streams.get((ended.session, ended.turn))
         if stream is None:
             return False
@@ -160,6 +199,7 @@ class Transfers:
 
     def void(self, session: str, turn: int) -> None:
         """The turn's content is not wanted any more: what is on its way goes."""
+        self._readers.pop((session, turn), None)
         stream = self._streams.pop((session, turn), None)
         if stream is None:
             return
@@ -182,27 +222,47 @@ class Transfers:
 
     def _open(self, output: SendOutput) -> _Stream | None:
         outlet = self._outlets.get(output.session)
+        readers = self._readers.get((output.session, output.turn), _Readers({}, True))
         if outlet is None or self._shm is None or outlet.owner != output.gateway:
             return None
-        try:
-            flow = self._shm.open(
-                output.session,
-                output.turn,
-                {outlet.edge.name: output.gateway},
-                outlet.edge.window_bytes,
-            )
-        except (NotAttached, NoCredit) as error:
-            # Nothing is lost by it: the message carries the bytes, and the link bounds them.
-            _log.warning("output_goes_inline", session=output.session, reason=error.message)
-            del self._outlets[output.session]
+        if outlet.edge.connector is not ConnectorKind.SHM and not readers.workers:
             return None
-        stream = _Stream(output.gateway, output.session, output.turn, flow)
+        consumers = dict(readers.workers)
+        if readers.to_client:
+            consumers[outlet.edge.name] = output.gateway
+        stream = _Stream(
+            output.gateway, output.session, output.turn, consumers, outlet.edge.window_bytes
+        )
+        try:
+            self._open_flow(stream)
+        except (NotAttached, NoCredit) as error:
+            if not readers.workers:
+                # Nothing is lost: the message carries the bytes, and the link bounds them.
+                _log.warning("output_goes_inline", session=output.session, reason=error.message)
+                return None
         stream.room.set()
         self._streams[output.session, output.turn] = stream
         return stream
 
+    def _open_flow(self, stream: _Stream) -> ShmFlow:
+        assert self._shm is not None
+        stream.flow = self._shm.open(
+            stream.session, stream.turn, stream.consumers, stream.window_bytes
+        )
+        return stream.flow
+
+    async def _flow(self, stream: _Stream) -> ShmFlow:
+        """The stream's flow, once all its readers have attached. Raises TransferTimeout."""
+        assert self._shm is not None
+        if stream.flow is not None:
+            return stream.flow
+        for consumer in stream.consumers.values():
+            await self._shm.consumer(consumer, timeout_s=ATTACH_S)
+        return self._open_flow(stream)
+
     def _try(self, stream: _Stream, output: SendOutput) -> bool:
         assert self._shm is not None
+        assert stream.flow is not None
         try:
             descriptor = self._shm.put(output.payload, stream.flow)
         except NoCredit:
@@ -214,9 +274,10 @@ class Transfers:
         """Send what waits, as room comes."""
         assert self._shm is not None
         try:
+            flow = await self._flow(stream)
             while stream.waiting:
                 output = stream.waiting[0]
-                descriptor = await self._shm.put_when_ready(output.payload, stream.flow)
+                descriptor = await self._shm.put_when_ready(output.payload, flow)
                 stream.waiting.popleft()
                 self._tell(output, descriptor)
         except (TurnVoid, PeerLost):
@@ -234,7 +295,8 @@ class Transfers:
     def _close(self, stream: _Stream) -> None:
         assert self._shm is not None
         self._streams.pop((stream.session, stream.turn), None)
-        self._shm.close_flow(stream.flow)
+        if stream.flow is not None:
+            self._shm.close_flow(stream.flow)
 
     def _send_inline(self, output: SendOutput) -> None:
         self._tell(output, self._inline.put(output.payload))

@@ -48,6 +48,7 @@ from workers.control_events import (
     AbandonTurn,
     Action,
     ApplyInput,
+    AttachArena,
     CancelTurn,
     CommandReceived,
     ConfigureSession,
@@ -298,6 +299,8 @@ class Worker:
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
                 self._free(action.session)
+            case AttachArena():
+                self._transfers.read_from(action.path)
             case DiscardPayload():
                 self._transfers.discard(action.payload)
 
@@ -376,9 +379,14 @@ class Worker:
 
     def _start(self, action: StartTurn) -> None:
         key = (action.session, action.turn)
-        inputs = TurnInputs(lambda size: self._tell(InputTaken(*key, size)))
+        inputs = TurnInputs(
+            self._transfers.receive,
+            self._transfers.discard,
+            lambda size: self._tell(InputTaken(*key, size)),
+        )
+        self._transfers.begin(*key, action.readers, action.to_client)
         for descriptor in action.inputs:
-            inputs.put(self._transfers.get(descriptor), counted=False)
+            inputs.put(descriptor, counted=False)
         if action.last:
             inputs.end()
 
@@ -405,9 +413,11 @@ class Worker:
     def _feed(self, action: FeedTurn) -> None:
         running = self._turns.get((action.session, action.turn))
         if running is None:
+            if action.payload is not None:
+                self._transfers.discard(action.payload)
             return
         if action.payload is not None:
-            running.inputs.put(self._transfers.get(action.payload), counted=True)
+            running.inputs.put(action.payload, counted=True)
         if action.last:
             running.inputs.end()
 
@@ -429,6 +439,7 @@ class Worker:
         if running is None or running.task is not task:
             return
         del self._turns[key]
+        running.inputs.close()
         if task.cancelled():
             self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
             return

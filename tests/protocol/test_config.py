@@ -168,6 +168,17 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
             "14: pipelines.voice.edges: input can enter at one stage only",
         ),
         ("  think:", "  spare: {engine: ar}\n  think:", "5: stages.spare: no pipeline uses"),
+        (
+            "    limits:",
+            "    connectors: {speak->listen: shm}\n    limits:",
+            "18: pipelines.voice.connectors.speak->listen: no edge is called speak->listen",
+        ),
+        (
+            "    limits:",
+            "    connectors: {think->speak: shm}\n    limits:",
+            "18: pipelines.voice.connectors.think->speak: text between stages is cut",
+        ),
+        ("limits: {sessions: 3", "limits: {stall_s: 0", "18: pipelines.voice.limits.stall_s"),
     ],
 )
 def test_a_mistake_is_pointed_at(tmp_path: Path, old: str, new: str, problem: str) -> None:
@@ -240,3 +251,17 @@ def test_off_loopback_needs_keys_or_a_word(host: str) -> None:
         check_binding(GatewayConfig(host=host), insecure=False)
     check_binding(GatewayConfig(host=host, keys=("a-long-enough-key",)), insecure=False)
     check_binding(GatewayConfig(host=host), insecure=True)
+
+
+def test_connectors_are_by_payload_unless_said_otherwise(tmp_path: Path) -> None:
+    plain = load(tmp_path, GOOD).pipelines["voice"].edge_connectors
+    assert plain == {
+        "client->listen": "shm",
+        "listen->client": "inline",
+        "listen->think": "inline",
+        "think->speak": "inline",
+        "think->client": "inline",
+        "speak->client": "shm",
+    }
+    chosen = changed("    limits:", "    connectors: {speak->client: inline}\n    limits:")
+    assert load(tmp_path, chosen).pipelines["voice"].edge_connectors["speak->client"] == "inline"

@@ -175,7 +175,8 @@ class Harness:
         """A stage produces a piece of a turn."""
         key = (stage, turn)
         self._output_sequence[key] = self._output_sequence.get(key, 0) + 1
-        self.feed(StageProduced(stage, turn, self._output_sequence[key], payload))
+        descriptor = InlineDescriptor(payload)
+        self.feed(StageProduced(stage, turn, self._output_sequence[key], payload, descriptor))
 
     def text(self, stage: str, turn: int, text: str) -> None:
         """A stage produces text."""
