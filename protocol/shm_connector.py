@@ -42,11 +42,17 @@ def usable_kind(kind: str, edge: str = "") -> str:
 
 @dataclass(slots=True, eq=False)
 class ShmFlow:
-    """A turn's output through the arena; `edges` are those that it leaves on."""
+    """A turn's output through the arena, and what has gone over its edges."""
 
     arena: Flow
-    edges: tuple[str, ...]
+    traffic: tuple[Traffic, ...]
     inline_below_bytes: int
+
+    def count(self, size_bytes: int) -> None:
+        """One more payload on each of its edges."""
+        for traffic in self.traffic:
+            traffic.payloads += 1
+            traffic.bytes += size_bytes
 
 
 class ShmConnector:
@@ -152,7 +158,8 @@ class ShmConnector:
         """Begin a turn's output; see `Connector.open`."""
         below = self._inline_below_bytes if inline_below_bytes is None else inline_below_bytes
         flow = self._arena.open(session, turn, consumers, window_bytes)
-        return ShmFlow(flow, tuple(consumers), below)
+        traffic = tuple(self._put.setdefault(edge, Traffic()) for edge in consumers)
+        return ShmFlow(flow, traffic, below)
 
     def put(
         self, payload: Payload, flow: ShmFlow, note: bytes = b"", *, tell: bool = False
@@ -165,7 +172,7 @@ class ShmConnector:
         if not tell and len(payload.data) < flow.inline_below_bytes:
             return _inline(payload)
         descriptor = self._arena.put(flow.arena, payload, note, tell=tell)
-        self._count(flow, descriptor)
+        flow.count(descriptor.size_bytes)
         return descriptor
 
     async def put_when_ready(
@@ -183,7 +190,7 @@ class ShmConnector:
         descriptor = await self._arena.put_when_ready(
             flow.arena, payload, note, tell=tell, timeout_s=timeout_s
         )
-        self._count(flow, descriptor)
+        flow.count(descriptor.size_bytes)
         return descriptor
 
     async def drained(self, flow: ShmFlow) -> None:
@@ -197,7 +204,7 @@ class ShmConnector:
     def offer(self, descriptor: ShmDescriptor, flow: ShmFlow, *, tell: bool = False) -> None:
         """Make a held payload available."""
         self._arena.offer(descriptor, tell=tell)
-        self._count(flow, descriptor)
+        flow.count(descriptor.size_bytes)
 
     def replace(self, descriptor: Descriptor, payload: Payload) -> Descriptor:
         """Put `payload` in the place of a held one; see `Connector.replace`."""
@@ -295,13 +302,6 @@ class ShmConnector:
         if attachment is None:
             raise NotAttached("the descriptor's arena is not attached yet")
         return attachment
-
-    def _count(self, flow: ShmFlow, descriptor: Descriptor) -> None:
-        for edge in flow.edges:
-            traffic = self._put.get(edge)
-            if traffic is None:
-                traffic = self._put[edge] = Traffic()
-            traffic.count(descriptor.size_bytes)
 
     def _arrived(self, arrival: Arrival) -> None:
         if self.on_arrival is None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ from protocol.errors import ConfigError
 from protocol.payloads import Payload
 
 _log = structlog.get_logger(__name__)
+
+_KEYS = struct.Struct("<512Q")
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class Arena:
         self._giants: dict[Slot[Place], SharedFile] = {}
         self._closed = False
         self._fd, self._map = memory.create("antiphon-arena", self.limits.size_bytes)
-        self._memory = memoryview(self._map)
+        self._words = memoryview(self._map).cast("Q")
         try:
             self._door = Door(path, outbox_bytes(self.limits.claims_per_consumer), self._attach)
         except BaseException:
@@ -123,13 +126,13 @@ class Arena:
         to reach them in a message. Raises NoCredit when there is no room now,
         PayloadTooLarge, TurnVoid, PeerLost; then nothing has changed.
         """
-        slot, descriptor = self._fill(flow, payload, note)
+        slot = self._fill(flow, payload, note)
         try:
-            self._offer(slot, descriptor, tell)
+            self._offer(slot, tell)
         except BaseException:
             self._apply(self._machine.discard(slot))
             raise
-        return descriptor
+        return self._descriptor(slot, payload)
 
     async def put_when_ready(
         self,
@@ -163,7 +166,7 @@ class Arena:
 
     def hold(self, flow: Flow, payload: Payload, note: bytes = b"") -> ShmDescriptor:
         """`put` without offering: until `offer` the payload may be replaced."""
-        return self._fill(flow, payload, note)[1]
+        return self._descriptor(self._fill(flow, payload, note), payload)
 
     def replace(self, descriptor: ShmDescriptor, payload: Payload) -> ShmDescriptor:
         """Write `payload` over one that is held, and return what names it now.
@@ -173,17 +176,17 @@ class Arena:
         """
         slot = self._find(descriptor)
         place = slot.owner
-        description = content.describe(payload, place.flow.description, b"")
+        description = content.describe(payload, place.flow.description)
         if place.giant:
             raise PayloadClaimed("a payload with memory of its own is not replaced")
         size_bytes = content.data_start(len(description)) + len(payload.data)
         self._machine.renew(slot, size_bytes)
-        self._write(slot, description, payload)
+        self._write(slot, description, b"", payload.data)
         return self._descriptor(slot, payload)
 
     def offer(self, descriptor: ShmDescriptor, *, tell: bool = False) -> None:
         """Give the consumers of a held payload their claims. Raises NoCredit as `put`."""
-        self._offer(self._find(descriptor), descriptor, tell)
+        self._offer(self._find(descriptor), tell)
 
     def abandon(self, descriptor: ShmDescriptor) -> None:
         """Take a payload back. Consumers that have not read it release it at once.
@@ -241,64 +244,55 @@ class Arena:
 
     def _release_memory(self) -> None:
         os.close(self._fd)
-        self._memory.release()
+        self._words.release()
         self._map.close()
 
     # Putting
 
-    def _fill(self, flow: Flow, payload: Payload, note: bytes) -> tuple[Slot[Place], ShmDescriptor]:
-        description = content.describe(payload, flow.description, note)
-        size_bytes = content.data_start(len(description)) + len(payload.data)
+    def _fill(self, flow: Flow, payload: Payload, note: bytes) -> Slot[Place]:
+        data = payload.data
+        description = content.describe(payload, flow.description)
+        size_bytes = content.data_start(len(description) + len(note)) + len(data)
         slot = self._machine.fill(flow, size_bytes)
         try:
-            self._write(slot, description, payload)
+            self._write(slot, description, note, data)
         except BaseException:
             self._apply(self._machine.discard(slot))
             raise
-        return slot, self._descriptor(slot, payload)
+        return slot
 
-    def _write(self, slot: Slot[Place], description: bytes, payload: Payload) -> None:
-        if slot.owner.giant:
-            self._write_giant(slot, description, payload)
+    def _write(self, slot: Slot[Place], description: bytes, note: bytes, data: bytes) -> None:
+        name = (slot.index, slot.generation, slot.key, description, note)
+        if slot.offset == GIANT:
+            head = content.head(*name, len(data))
+            fd = memory.create_filled("antiphon-payload", [head, data])
+            self._giants[slot] = SharedFile(fd)
         else:
-            content.write(
-                self._memory,
-                slot.offset,
-                slot.index,
-                slot.generation,
-                slot.key,
-                description,
-                payload,
-            )
+            content.write(self._map, slot.offset, *name, data)
 
     def _descriptor(self, slot: Slot[Place], payload: Payload) -> ShmDescriptor:
-        offset = GIANT if slot.owner.giant else slot.offset
         return ShmDescriptor(
-            self.id, slot.index, slot.generation, offset, slot.key, len(payload.data)
+            self.id, slot.index, slot.generation, slot.offset, slot.key, len(payload.data)
         )
-
-    def _write_giant(self, slot: Slot[Place], description: bytes, payload: Payload) -> None:
-        head = content.head(slot.index, slot.generation, slot.key, description, len(payload.data))
-        fd = memory.create_filled("antiphon-payload", [head, payload.data])
-        self._giants[slot] = SharedFile(fd)
 
     def _find(self, descriptor: ShmDescriptor) -> Slot[Place]:
         if descriptor.arena != self.id:
             raise DescriptorRefused("the descriptor belongs to another arena")
         return self._machine.slots.find(descriptor.slot, descriptor.generation, descriptor.key)
 
-    def _offer(self, slot: Slot[Place], descriptor: ShmDescriptor, tell: bool) -> None:
+    def _offer(self, slot: Slot[Place], tell: bool) -> None:
         self._machine.offer(slot)
-        giant = self._giants.pop(slot, None)
-        for name in slot.claims:
-            consumer = self._consumers[name]
-            if giant is not None:
-                size_bytes = os.fstat(giant.fd).st_size
-                consumer.lend(OwnMemory(slot.index, slot.generation, size_bytes), giant)
-            if tell:
-                consumer.tell(OFFER, slot.index, slot.generation, descriptor.offset, slot.key)
-        if giant is not None:
+        if slot.offset == GIANT:
+            giant = self._giants.pop(slot)
+            about = OwnMemory(slot.index, slot.generation, os.fstat(giant.fd).st_size)
+            for name in slot.claims:
+                self._consumers[name].lend(about, giant)
             giant.drop()
+        if tell:
+            for name in slot.claims:
+                self._consumers[name].tell(
+                    OFFER, slot.index, slot.generation, slot.offset, slot.key
+                )
 
     def _abandon(self, slot: Slot[Place]) -> None:
         for name in self._machine.slots.abandon(slot):
@@ -308,15 +302,21 @@ class Arena:
 
     # What comes back
 
-    def _apply_record(self, consumer: Connection, record: Record) -> None:
-        kind, slot, generation, _, key = record
-        if kind == RELEASE:
-            self._apply(self._machine.release(consumer.name, slot, generation, key))
-        elif kind == ABANDON_SEEN:
-            self._machine.slots.abandon_answered(consumer.name)
-            self._apply(Changes(room_for_others=True))
-        else:
-            raise DescriptorRefused(f"a consumer does not send records of kind {kind}")
+    def _apply_records(self, consumer: Connection, records: list[Record]) -> None:
+        machine, name = self._machine, consumer.name
+        changes = Changes()
+        for kind, slot, generation, _, key in records:
+            try:
+                if kind == RELEASE:
+                    machine.release(name, slot, generation, key, changes)
+                elif kind == ABANDON_SEEN:
+                    machine.slots.abandon_answered(name)
+                    changes.room_for_others = True
+                else:
+                    raise DescriptorRefused(f"a consumer does not send records of kind {kind}")
+            except DescriptorRefused as error:
+                self._refuse(consumer, error)
+        self._apply(changes)
 
     def _refuse(self, consumer: Connection, error: DescriptorRefused) -> None:
         # Its other claims stay: it may still be reading, and only its end ends them.
@@ -324,15 +324,18 @@ class Arena:
         _log.error("arena_record_refused", consumer=consumer.name, reason=error.message)
 
     def _apply(self, changes: Changes) -> None:
+        words = self._words
         for slot in changes.freed:
-            if (giant := self._giants.pop(slot, None)) is not None:
+            if slot.offset != GIANT:
+                # The header's key: what names these bytes names nothing from now on.
+                words[slot.offset >> 3] = 0
+            elif (giant := self._giants.pop(slot, None)) is not None:
                 giant.drop()
-            elif not slot.owner.giant:
-                content.wipe(self._memory, slot.offset)
-        for flow in changes.flows:
-            self._waiting.wake(flow)
-        if changes.freed or changes.room_for_others:
-            self._waiting.wake(None)
+        if self._waiting.any:
+            for flow in changes.flows:
+                self._waiting.wake(flow)
+            if changes.freed or changes.room_for_others:
+                self._waiting.wake(None)
 
     # Consumers come and go
 
@@ -351,7 +354,7 @@ class Arena:
                     outbox_bytes(self.limits.claims_per_consumer),
                     self.limits.slots,
                 ),
-                on_record=self._apply_record,
+                on_records=self._apply_records,
                 on_refused=self._refuse,
                 on_end=self._lose,
             )
@@ -371,7 +374,6 @@ class Arena:
 def _random_keys() -> Iterator[int]:
     """Random numbers of 64 bits, never 0, from the system in batches."""
     while True:
-        batch = secrets.token_bytes(4096)
-        for start in range(0, len(batch), 8):
-            if key := int.from_bytes(batch[start : start + 8], "little"):
+        for key in _KEYS.unpack(secrets.token_bytes(_KEYS.size)):
+            if key:
                 yield key

@@ -32,7 +32,7 @@ class SharedFile:
 class Connection:
     """Records and memories to one consumer, and its records back.
 
-    `on_record(connection, record)` is called for each record, `on_refused(connection,
+    `on_records(connection, records)` is called for what it writes, `on_refused(connection,
     error)` for what cannot be understood, and `on_end(connection)` once, when the consumer
     is gone, after all the records that it wrote.
     """
@@ -45,14 +45,14 @@ class Connection:
         arena_fd: int,
         welcome: Welcome,
         *,
-        on_record: Callable[[Connection, Record], None],
+        on_records: Callable[[Connection, list[Record]], None],
         on_refused: Callable[[Connection, DescriptorRefused], None],
         on_end: Callable[[Connection], None],
     ) -> None:
         """Welcome the consumer. Raises DescriptorRefused, OSError; then nothing is left."""
         self.name = name
         self._socket = peer
-        self._on_record = on_record
+        self._on_records = on_records
         self._on_refused = on_refused
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -136,11 +136,8 @@ class Connection:
         except DescriptorRefused as error:
             self._on_refused(self, error)
             return
-        for record in records:
-            try:
-                self._on_record(self, record)
-            except DescriptorRefused as error:
-                self._on_refused(self, error)
+        if records:
+            self._on_records(self, records)
 
     def _at_socket(self) -> None:
         try:

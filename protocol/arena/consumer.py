@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from protocol.connector_errors import DescriptorRefused
-
-
-class HoldState(StrEnum):
-    """How a payload is held."""
-
-    TAKEN = "taken"
-    RELEASING = "releasing"
 
 
 class ConsumerEnd:
@@ -25,16 +16,17 @@ class ConsumerEnd:
 
     def __init__(self, slots: int) -> None:
         self._capacity = slots
-        self._holds: dict[int, tuple[int, HoldState]] = {}
+        self._taken: dict[int, int] = {}
+        self._releasing: dict[int, int] = {}
         self._released: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._holds)
+        return len(self._taken) + len(self._releasing)
 
     @property
     def lingering(self) -> int:
         """Payloads that were released while views of them were, and are, alive."""
-        return sum(state is HoldState.RELEASING for _, state in self._holds.values())
+        return len(self._releasing)
 
     def may_arrive(self, slot: int, generation: int) -> bool:
         """Whether a payload may still be on its way or here."""
@@ -47,13 +39,12 @@ class ConsumerEnd:
         """
         if not 0 <= slot < self._capacity:
             raise DescriptorRefused(f"the arena has {self._capacity} slots")
-        held = self._holds.get(slot)
-        if not self.may_arrive(slot, generation) or held not in (
-            None,
-            (generation, HoldState.TAKEN),
+        if (
+            generation <= self._released.get(slot, 0)
+            or slot in self._releasing
+            or self._taken.setdefault(slot, generation) != generation
         ):
             raise DescriptorRefused("the payload has been released")
-        self._holds[slot] = (generation, HoldState.TAKEN)
 
     def release(self, slot: int, generation: int) -> None:
         """The payload is needed no longer; `views_gone` follows when nothing can read it.
@@ -63,16 +54,26 @@ class ConsumerEnd:
         """
         if not self.may_arrive(slot, generation):
             return
-        held = self._holds.get(slot)
-        if held is None or held[0] != generation:
+        if self._releasing.get(slot) == generation:
+            return
+        if self._taken.get(slot) != generation:
             raise DescriptorRefused("the payload is not held here")
-        self._holds[slot] = (generation, HoldState.RELEASING)
+        del self._taken[slot]
+        self._releasing[slot] = generation
 
     def views_gone(self, slot: int, generation: int) -> bool:
         """Nothing can read the payload; whether its release is to be sent now."""
-        if self._holds.get(slot) != (generation, HoldState.RELEASING):
+        if self._releasing.get(slot) != generation:
             return False
-        del self._holds[slot]
+        del self._releasing[slot]
+        self._released[slot] = generation
+        return True
+
+    def release_copy(self, slot: int, generation: int) -> bool:
+        """`release` and `views_gone` at once, for a payload that was copied when it was taken."""
+        if self._taken.get(slot) != generation:
+            return False
+        del self._taken[slot]
         self._released[slot] = generation
         return True
 
@@ -82,7 +83,7 @@ class ConsumerEnd:
         Also when it has not arrived: what arrives later names nothing. One that is being
         read is released by its reader as ever.
         """
-        if not self.may_arrive(slot, generation) or slot in self._holds:
+        if not self.may_arrive(slot, generation) or slot in self._taken or slot in self._releasing:
             return False
         self._released[slot] = generation
         return True
@@ -90,6 +91,7 @@ class ConsumerEnd:
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return (
-            tuple((slot, *held) for slot, held in sorted(self._holds.items())),
+            tuple(sorted(self._taken.items())),
+            tuple(sorted(self._releasing.items())),
             tuple(sorted(self._released.items())),
         )

@@ -71,23 +71,17 @@ class Credits:
         self.grants[grant] = None
         return grant
 
-    def has_room(self, grant: Grant, size_bytes: int) -> bool:
-        """Whether every edge has credit for `size_bytes`.
+    def check(self, grant: Grant, size_bytes: int) -> None:
+        """Raise TurnVoid when the grant has ended, NoCredit where an edge lacks `size_bytes`.
 
         What is larger than the window goes when nothing else is on its way.
         """
+        if grant.state is not GrantState.LIVE:
+            raise TurnVoid(f"turn {grant.turn} puts nothing more")
         window = grant.window_bytes
         for spent in grant.outstanding.values():
             if spent and spent + size_bytes > window:
-                return False
-        return True
-
-    def check(self, grant: Grant, size_bytes: int) -> None:
-        """Raise TurnVoid when the grant has ended, NoCredit without room for `size_bytes`."""
-        if grant.state is not GrantState.LIVE:
-            raise TurnVoid(f"turn {grant.turn} puts nothing more")
-        if not self.has_room(grant, size_bytes):
-            raise NoCredit(f"turn {grant.turn} has used its window of {grant.window_bytes} bytes")
+                raise NoCredit(f"turn {grant.turn} has used its window of {window} bytes")
 
     def spend(self, grant: Grant, size_bytes: int, extra_bytes: int = 0) -> None:
         """Spend credit that `check` found, and reserve `extra_bytes` outside the window.

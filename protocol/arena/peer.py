@@ -16,6 +16,7 @@ import structlog
 
 from protocol.arena import content, handshake, memory
 from protocol.arena.consumer import ConsumerEnd
+from protocol.arena.content import Description
 from protocol.arena.handshake import OwnMemory, Welcome
 from protocol.arena.records import (
     ABANDON,
@@ -27,7 +28,7 @@ from protocol.arena.records import (
     Outbox,
     Record,
 )
-from protocol.arena.views import Taken, Views
+from protocol.arena.views import Views
 from protocol.arena.waiters import Waiters
 from protocol.connector_errors import (
     DescriptorRefused,
@@ -41,8 +42,11 @@ from protocol.payloads import Payload
 
 _log = structlog.get_logger(__name__)
 
-_KNOWN_FLOWS = 4096
-"""Flows whose description is kept decoded."""
+_KNOWN_DESCRIPTIONS = 4096
+"""Descriptions that are kept decoded; the payloads of a flow have few."""
+
+_LONGEST_KNOWN_BYTES = 1024
+"""A longer description is decoded anew each time."""
 
 _VOID_TURNS = 4096
 """Turns that are remembered as void. What arrives later of an older one is delivered, and
@@ -64,9 +68,10 @@ class Arrival(msgspec.Struct, frozen=True):
     note: bytes
 
 
-class _Belonging(msgspec.Struct, eq=False):
-    """Where the payloads of one flow belong, as this consumer sees it."""
+class _Known(msgspec.Struct, eq=False):
+    """What payloads are and where they belong, as this consumer sees it."""
 
+    description: Description
     edge: str
     session: str
     turn: int
@@ -112,7 +117,7 @@ class Attachment:
         self._machine = ConsumerEnd(welcome.slots)
         self._slots = welcome.slots
         self._views = Views(copied_bytes, self._views_gone)
-        self._belongings: dict[bytes, _Belonging] = {}
+        self._known: dict[bytes, _Known] = {}
         self._giants: dict[tuple[int, int], mmap.mmap] = {}
         self._unwanted: dict[tuple[int, int], ShmDescriptor] = {}
         self._arriving: deque[Record] = deque()
@@ -148,8 +153,8 @@ class Attachment:
         then), NotAttached when it has memory of its own that is still on its way,
         PeerLost when the producer is gone.
         """
-        taken = self._views.find(descriptor) or self._take(descriptor)
-        return taken.payload
+        taken = self._views.find(descriptor)
+        return self._take(descriptor) if taken is None else taken.payload
 
     async def receive(self, descriptor: ShmDescriptor, timeout_s: float | None = None) -> Payload:
         """`get`, waiting for memory that is on its way. Raises TransferTimeout."""
@@ -171,7 +176,13 @@ class Attachment:
         gone: nothing is written over while it can be read. Releasing twice changes nothing.
         Raises DescriptorRefused for a payload that was never taken here.
         """
-        if not self._closed and not self.lost:
+        open_still = not self._closed and not self.lost
+        if open_still and self._views.drop_copy(descriptor):
+            # The usual small payload: nothing of it can be alive, so nothing is watched.
+            if self._machine.release_copy(descriptor.slot, descriptor.generation):
+                self._gave_back(descriptor)
+            return
+        if open_still:
             self._machine.release(descriptor.slot, descriptor.generation)
         self._views.drop(descriptor)
 
@@ -213,7 +224,7 @@ class Attachment:
 
     # Reading
 
-    def _take(self, descriptor: ShmDescriptor) -> Taken:
+    def _take(self, descriptor: ShmDescriptor) -> Payload:
         if self.lost or self._closing:
             raise PeerLost(f"the arena of {self.producer} is gone")
         found = self._find(
@@ -225,48 +236,48 @@ class Attachment:
         )
         if found is None:
             raise TurnVoid("the payload's turn is void")
-        return found[0]
+        return found.payload
 
     def _find(
         self, slot: int, generation: int, offset: int, key: int, size_bytes: int | None
-    ) -> tuple[Taken, _Belonging] | None:
+    ) -> Arrival | None:
         """Take what these name; None, and its release, when its turn is void."""
-        source, start = self._source(slot, generation, offset)
+        source, start = (self._map, offset) if offset != GIANT else self._own(slot, generation)
         try:
-            description, start, found_bytes = content.find(source, start, slot, generation, key)
+            encoded, note, start, found_bytes = content.find(source, start, slot, generation, key)
             if size_bytes is not None and size_bytes != found_bytes:
                 raise DescriptorRefused("the descriptor has another length than its payload")
-            belongs = self._belonging(description.flow)
+            known = self._known.get(encoded) or self._read(encoded)
             self._machine.take(slot, generation)
         except DescriptorRefused:
             self.refused += 1
             raise
         descriptor = ShmDescriptor(self.arena, slot, generation, offset, key, found_bytes)
-        if self._void and (belongs.session, belongs.turn) in self._void:
+        if self._void and (known.session, known.turn) in self._void:
             self._machine.release(slot, generation)
             self._views_gone(descriptor)
             return None
-        belongs.traffic.payloads += 1
-        belongs.traffic.bytes += found_bytes
-        return self._views.take(descriptor, description, source, start), belongs
+        traffic = known.traffic
+        traffic.payloads += 1
+        traffic.bytes += found_bytes
+        payload = self._views.take(descriptor, known.description, source, start)
+        return Arrival(
+            self.producer, descriptor, payload, known.edge, known.session, known.turn, note
+        )
 
-    def _belonging(self, flow: msgspec.Raw) -> _Belonging:
-        encoded = bytes(flow)
-        known = self._belongings.get(encoded)
-        if known is None:
-            found = content.belonging(encoded)
-            edge = found.edges.get(self._name, "")
-            traffic = self._traffic.setdefault(edge, Traffic())
-            if len(self._belongings) >= _KNOWN_FLOWS:
-                self._belongings.clear()
-            known = _Belonging(edge, found.session, found.turn, traffic)
-            self._belongings[encoded] = known
+    def _read(self, encoded: bytes) -> _Known:
+        description, belongs = content.read_description(encoded)
+        edge = belongs.edges.get(self._name, "")
+        traffic = self._traffic.setdefault(edge, Traffic())
+        known = _Known(description, edge, belongs.session, belongs.turn, traffic)
+        if len(encoded) <= _LONGEST_KNOWN_BYTES:
+            if len(self._known) >= _KNOWN_DESCRIPTIONS:
+                self._known.clear()
+            self._known[encoded] = known
         return known
 
-    def _source(self, slot: int, generation: int, offset: int) -> tuple[mmap.mmap, int]:
-        """The memory that a payload lies in, and where."""
-        if offset != GIANT:
-            return self._map, offset
+    def _own(self, slot: int, generation: int) -> tuple[mmap.mmap, int]:
+        """The memory of its own that a payload lies in, and where in it."""
         giant = self._giants.get((slot, generation))
         if giant is not None:
             return giant, 0
@@ -275,14 +286,18 @@ class Attachment:
         raise NotAttached("the payload's memory has not arrived yet")
 
     def _views_gone(self, descriptor: ShmDescriptor) -> None:
-        slot, generation = descriptor.slot, descriptor.generation
-        self._giants.pop((slot, generation), None)
-        if self._machine.views_gone(slot, generation):
-            self._send(RELEASE, slot, generation, descriptor.key)
+        if self._machine.views_gone(descriptor.slot, descriptor.generation):
+            self._gave_back(descriptor)
         if self._closed:
             self._unmap()
-        else:
+        elif self._closing:
             self._close_if_done()
+
+    def _gave_back(self, descriptor: ShmDescriptor) -> None:
+        slot, generation = descriptor.slot, descriptor.generation
+        if descriptor.offset == GIANT:
+            self._giants.pop((slot, generation), None)
+        self._send(RELEASE, slot, generation, descriptor.key)
 
     # Between the ends
 
@@ -324,33 +339,22 @@ class Attachment:
     def _arrive(self) -> None:
         while self._arriving and not self._closing:
             _, slot, generation, offset, key = self._arriving[0]
-            found = None
+            arrival = None
             try:
                 # What its producer has taken back meanwhile was released then.
                 if self._machine.may_arrive(slot, generation):
-                    found = self._find(slot, generation, offset, key, None)
+                    arrival = self._find(slot, generation, offset, key, None)
             except NotAttached:
                 return
             except DescriptorRefused as error:
                 _log.error("arena_record_refused", producer=self.producer, reason=error.message)
             self._arriving.popleft()
-            if found is not None:
-                self._deliver(*found)
-
-    def _deliver(self, taken: Taken, belongs: _Belonging) -> None:
-        arrival = Arrival(
-            self.producer,
-            taken.descriptor,
-            taken.payload,
-            belongs.edge,
-            belongs.session,
-            belongs.turn,
-            taken.note,
-        )
-        try:
-            self._on_arrival(arrival)
-        except Exception:
-            _log.exception("arrival_callback_failed", producer=self.producer)
+            if arrival is None:
+                continue
+            try:
+                self._on_arrival(arrival)
+            except Exception:
+                _log.exception("arrival_callback_failed", producer=self.producer)
 
     def _at_socket(self) -> None:
         fds: list[int] = []

@@ -9,6 +9,7 @@ import msgspec
 
 from protocol.arena.blocks import Blocks
 from protocol.arena.credits import Credits, Grant, GrantState
+from protocol.arena.records import GIANT
 from protocol.arena.ring import Piece, Ring
 from protocol.arena.slots import Slot, Slots, SlotState
 from protocol.connector_errors import (
@@ -187,10 +188,14 @@ class ProducerEnd:
             raise PeerLost(f"{flow.lost} is gone")
         length = (size_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
         self.credits.check(grant, length)
-        if self.slots.full:
+        if not self.slots.unused:
             raise NoCredit("all slots of the arena are in use", shared=True)
         if length <= grant.window_bytes:
-            offset, place = self._in_window(flow, length)
+            piece = flow.ring.take(length)
+            if piece is None:
+                raise NoCredit(f"turn {flow.turn} has no stretch of {length} bytes in its window")
+            self.credits.spend(grant, length)
+            offset, place = flow.start + piece.offset, Place(flow, piece)
         elif length <= self.limits.size_bytes // 2:
             offset, place = self._in_block(flow, length)
         else:
@@ -221,14 +226,18 @@ class ProducerEnd:
         self._free(slot, changes)
         return changes
 
-    def release(self, consumer: str, index: int, generation: int, key: int) -> Changes:
-        """A consumer needs a payload no longer.
+    def release(
+        self, consumer: str, index: int, generation: int, key: int, changes: Changes | None = None
+    ) -> Changes:
+        """A consumer needs a payload no longer; adds to `changes` what that changed.
 
         Raises DescriptorRefused when these name no payload that it has a claim on.
         """
-        slot = self.slots.find(index, generation, key)
-        changes = Changes([], [slot.owner.flow])
-        self._give_back(slot, self.slots.release(slot, consumer), changes)
+        slot, edge = self.slots.release(consumer, index, generation, key)
+        if changes is None:
+            changes = Changes()
+        changes.flows.append(slot.owner.flow)
+        self._give_back(slot, edge, changes)
         return changes
 
     def freeze(self) -> tuple[object, ...]:
@@ -241,13 +250,6 @@ class ProducerEnd:
         )
 
     # Where a payload goes
-
-    def _in_window(self, flow: Flow, length: int) -> tuple[int, Place]:
-        piece = flow.ring.take(length)
-        if piece is None:
-            raise NoCredit(f"turn {flow.turn} has no stretch of {length} bytes in its window")
-        self.credits.spend(flow.grant, length)
-        return flow.start + piece.offset, Place(flow, piece)
 
     def _in_block(self, flow: Flow, length: int) -> tuple[int, Place]:
         block = self.blocks.take(length)
@@ -271,7 +273,7 @@ class ProducerEnd:
             raise NoCredit(f"{self.giant_bytes} bytes lie in memory of their own", shared=True)
         self.credits.spend(flow.grant, length)
         self.giant_bytes += length
-        return 0, Place(flow)
+        return GIANT, Place(flow)
 
     # How it goes
 
@@ -296,7 +298,8 @@ class ProducerEnd:
             self.giant_bytes -= slot.length
         self.credits.free(flow.grant, slot.length, place.extra_bytes)
         changes.freed.append(slot)
-        self._forget_ended(flow)
+        if flow.grant.state is not GrantState.LIVE:
+            self._forget_ended(flow)
 
     def _void(self, flow: Flow, changes: Changes) -> list[Slot[Place]]:
         """Void a flow; the slots that consumers have are left to them."""

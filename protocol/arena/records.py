@@ -18,7 +18,8 @@ import struct
 from protocol.connector_errors import DescriptorRefused
 
 RECORD = struct.Struct("<IIQQQ")
-
+_RECORD_BYTES = RECORD.size
+_pack_into = RECORD.pack_into
 
 OFFER = 1
 """From the producer: a payload is there."""
@@ -53,10 +54,10 @@ class Outbox:
 
     def write(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
         """Add a record that the reader sees after the next `flush`."""
-        RECORD.pack_into(self._memory, self._position, kind, slot, generation, offset, key)
-        self._position += RECORD.size
-        if self._position == self._size:
-            self._position = 0
+        position = self._position
+        _pack_into(self._memory, position, kind, slot, generation, offset, key)
+        position += _RECORD_BYTES
+        self._position = position if position != self._size else 0
         self._written += 1
 
     def flush(self) -> None:
@@ -90,15 +91,14 @@ class Inbox:
             return []
         if count * RECORD.size > self._size:
             raise DescriptorRefused("the peer counts more records than there can be")
-        records = []
-        position = self._position
-        for _ in range(count):
-            records.append(RECORD.unpack_from(self._memory, position))
-            position += RECORD.size
-            if position == self._size:
-                position = 0
-        self._position = position
-        return records
+        begin = self._position
+        end = begin + count * _RECORD_BYTES
+        written = self._memory[begin:end]
+        if end >= self._size:
+            end -= self._size
+            written += self._memory[:end]
+        self._position = end
+        return list(RECORD.iter_unpack(written))
 
     def close(self) -> None:
         """Unmap the ring."""

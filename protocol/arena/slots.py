@@ -57,18 +57,14 @@ class Slots(Generic[OwnerT]):
         self.claims_per_consumer = claims_per_consumer
         self._next_key = next_key
         self._slots: dict[int, Slot[OwnerT]] = {}
-        self._unused = list(range(capacity - 1, -1, -1))
+        self.unused = list(range(capacity - 1, -1, -1))
+        """The indexes of free slots."""
         self._generations = [0] * capacity
         self._claimed: dict[str, dict[int, None]] = {}
         self._unanswered: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def full(self) -> bool:
-        """Whether no slot is free."""
-        return not self._unused
 
     def add_consumer(self, consumer: str) -> None:
         """`consumer` may have claims from now on."""
@@ -85,9 +81,9 @@ class Slots(Generic[OwnerT]):
 
     def fill(self, offset: int, length: int, owner: OwnerT) -> Slot[OwnerT]:
         """A new slot that no consumer knows yet. Raises NoCredit when all are in use."""
-        if not self._unused:
+        if not self.unused:
             raise NoCredit(f"all {self.capacity} slots of the arena are in use", shared=True)
-        index = self._unused.pop()
+        index = self.unused.pop()
         generation = self._generations[index] = self._generations[index] + 1
         slot = Slot(index, generation, self._next_key(), offset, length, owner)
         self._slots[index] = slot
@@ -101,10 +97,11 @@ class Slots(Generic[OwnerT]):
         if slot.state is not SlotState.FILLED:
             raise PayloadClaimed("the payload has been offered already")
         for consumer in claims:
-            if self.load(consumer) >= self.claims_per_consumer:
+            load = len(self._claimed[consumer]) + self._unanswered[consumer]
+            if load >= self.claims_per_consumer:
                 raise NoCredit(f"{consumer} holds {self.claims_per_consumer} payloads", shared=True)
         slot.state = SlotState.OFFERED
-        slot.claims.update(claims)
+        slot.claims = dict(claims)
         for consumer in claims:
             self._claimed[consumer][slot.index] = None
 
@@ -125,16 +122,19 @@ class Slots(Generic[OwnerT]):
             raise DescriptorRefused("the descriptor names no payload of this arena")
         return slot
 
-    def release(self, slot: Slot[OwnerT], consumer: str) -> str:
-        """End the consumer's claim; the edge that it was on.
+    def release(
+        self, consumer: str, index: int, generation: int, key: int
+    ) -> tuple[Slot[OwnerT], str]:
+        """End the consumer's claim on the slot that these name; the slot and the edge.
 
         Raises DescriptorRefused when it has none. The caller frees a slot without claims.
         """
+        slot = self.find(index, generation, key)
         edge = slot.claims.pop(consumer, None)
         if edge is None:
             raise DescriptorRefused(f"{consumer} has no claim on the payload")
-        del self._claimed[consumer][slot.index]
-        return edge
+        del self._claimed[consumer][index]
+        return slot, edge
 
     def abandon(self, slot: Slot[OwnerT]) -> list[str]:
         """The producer takes its offer back: the consumers that must be told, once each."""
@@ -162,7 +162,7 @@ class Slots(Generic[OwnerT]):
         if slot.claims:
             raise PayloadClaimed("a consumer may be reading the payload")
         del self._slots[slot.index]
-        self._unused.append(slot.index)
+        self.unused.append(slot.index)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""

@@ -35,7 +35,6 @@ class Taken(msgspec.Struct, eq=False):
 
     descriptor: ShmDescriptor
     payload: Payload
-    note: bytes
     root: Any
     """An array of the data that every view keeps alive, or None."""
 
@@ -71,7 +70,9 @@ class Views:
     def find(self, descriptor: ShmDescriptor) -> Taken | None:
         """The payload that `descriptor` names, if it is being read."""
         taken = self._taken.get(descriptor.slot)
-        return taken if taken is not None and taken.descriptor == descriptor else None
+        if taken is None or (taken.descriptor is not descriptor and taken.descriptor != descriptor):
+            return None
+        return taken
 
     def take(
         self,
@@ -79,7 +80,7 @@ class Views:
         description: Description,
         source: mmap.mmap,
         start: int,
-    ) -> Taken:
+    ) -> Payload:
         """Begin to read: a read-only view of `source`, or a copy."""
         size_bytes = descriptor.size_bytes
         root = None
@@ -91,13 +92,25 @@ class Views:
             data = root.data
         payload = Payload(
             description.type,
-            cast(bytes, data),
+            data,
             description.dtype,
             description.shape,
-            description.attributes,
+            description.attributes.copy(),
         )
-        taken = self._taken[descriptor.slot] = Taken(descriptor, payload, description.note, root)
-        return taken
+        self._taken[descriptor.slot] = Taken(descriptor, payload, root)
+        return payload
+
+    def drop_copy(self, descriptor: ShmDescriptor) -> bool:
+        """Stop reading a payload that was copied; False, and nothing done, for another."""
+        taken = self._taken.get(descriptor.slot)
+        if (
+            taken is None
+            or taken.root is not None
+            or (taken.descriptor is not descriptor and taken.descriptor != descriptor)
+        ):
+            return False
+        del self._taken[descriptor.slot]
+        return True
 
     def drop(self, descriptor: ShmDescriptor) -> None:
         """Stop reading: the payload's view raises from now on. Unknown ones are let be."""

@@ -17,6 +17,11 @@ class Waiters(Generic[KeyT]):
     def __len__(self) -> int:
         return len({future for futures in self._futures.values() for future in futures})
 
+    @property
+    def any(self) -> bool:
+        """Whether anyone waits."""
+        return bool(self._futures)
+
     async def wait(self, *keys: KeyT) -> None:
         """Wait until one of `keys` is woken, or raise what it failed with."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
