@@ -20,6 +20,7 @@ import yaml
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
+from gateway.egress import HIGH_BYTES
 from tests.deployment import VOICE_CONFIG, Deployment
 from tests.end_to_end.conversation import Conversation, listening, speech
 from tests.gateway.test_metrics import documented_families
@@ -27,6 +28,8 @@ from tests.gateway.test_metrics import documented_families
 KEY = "client-key-0123456789"
 ADMIN_KEY = "admin-key-0123456789"
 SESSIONS = 2
+RETRIEVALS = 300
+"""Of 60 kB each: more than the buffers of two sockets hold."""
 LONG = "Answer in ten long sentences."
 STORY = "Tell me a long story about a dragon."
 
@@ -63,9 +66,11 @@ class Seen:
 
 
 class CountingConnection:
-    """A connection that counts the frames sent over it."""
+    """A connection that counts the frames sent over it, and can be left unread."""
 
     def __init__(self, connection: Any, seen: Seen) -> None:
+        self.reading = asyncio.Event()
+        self.reading.set()
         self._connection = connection
         self._seen = seen
 
@@ -76,8 +81,10 @@ class CountingConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def __aiter__(self) -> Any:
-        return aiter(self._connection)
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for frame in self._connection:
+            await self.reading.wait()
+            yield frame
 
 
 @contextlib.asynccontextmanager
@@ -122,9 +129,10 @@ class Watch:
     def __init__(self, deployment: Deployment) -> None:
         self.values: dict[str, set[tuple[tuple[str, float], ...]]] = {}
         self._deployment = deployment
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> dict[str, float]:
+        """Look once; every sample by its name."""
         samples = self._deployment.metrics()
         for family in documented_families():
             mine = tuple(
@@ -135,6 +143,7 @@ class Watch:
                 )
             )
             self.values.setdefault(family, set()).add(mine)
+        return samples
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -143,7 +152,7 @@ class Watch:
 
         def watch() -> None:
             while not ended.wait(0.05):
-                self._look()
+                self.look()
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -152,7 +161,7 @@ class Watch:
         finally:
             ended.set()
             thread.join()
-            self._look()
+            self.look()
 
     def unmoved(self) -> set[str]:
         """The families that never changed."""
@@ -200,33 +209,34 @@ async def bad_input(talker: Conversation) -> None:
     await talker.error(await talker.send("response.cancel"))
 
 
-async def slow_reader(deployment: Deployment, seen: Seen) -> None:
+async def slow_reader(deployment: Deployment, seen: Seen, watch: Watch) -> None:
     """A client that asks for far more than it reads, until its queue at the gateway fills."""
     async with talking(deployment, seen) as talker:
         item = await talker.write("words " * 10_000)
-        transport = talker.connection.transport
-        transport.pause_reading()
-        for _ in range(100):
+        connection: Any = talker.connection
+        connection.reading.clear()
+        for _ in range(RETRIEVALS):
             await talker.send("conversation.item.retrieve", item_id=item["id"])
         await asyncio.to_thread(
-            deployment.until, lambda: deployment.metrics()["antiphon_egress_queue_bytes"] > 0
+            deployment.until,
+            lambda: watch.look()["antiphon_egress_queue_bytes"] > HIGH_BYTES,
         )
-        transport.resume_reading()
-        for _ in range(100):
+        connection.reading.set()
+        for _ in range(RETRIEVALS):
             await talker.until("conversation.item.retrieved")
 
 
-async def stopped_worker(deployment: Deployment, talker: Conversation) -> None:
+async def stopped_worker(deployment: Deployment, talker: Conversation, watch: Watch) -> None:
     """A command for a worker that does not take it: its link's queue fills, then empties."""
     name = 'antiphon_link_queue_messages{worker="listen-0"}'
     pid = deployment.children()["listen-0"]
     os.kill(pid, signal.SIGSTOP)
     try:
         await talker.send("input_audio_buffer.clear")
-        await asyncio.to_thread(deployment.until, lambda: deployment.metrics()[name] > 0)
+        await asyncio.to_thread(deployment.until, lambda: watch.look()[name] > 0)
     finally:
         os.kill(pid, signal.SIGCONT)
-    await asyncio.to_thread(deployment.until, lambda: deployment.metrics()[name] == 0)
+    await asyncio.to_thread(deployment.until, lambda: watch.look()[name] == 0)
 
 
 async def killed_worker(deployment: Deployment, talker: Conversation) -> None:
@@ -249,12 +259,12 @@ async def test_every_family_moves_and_the_counts_are_the_clients(deployment: Dep
         await refused(
             deployment, seen, 403, authorization=f"Bearer {KEY}", origin="https://elsewhere.example"
         )
-        await slow_reader(deployment, seen)
+        await slow_reader(deployment, seen, watch)
         async with talking(deployment, seen) as talker, talking(deployment, seen) as other:
             await refused(deployment, seen, 503, authorization=f"Bearer {KEY}")
             await turns_and_barge_in(talker)
             await bad_input(talker)
-            await stopped_worker(deployment, talker)
+            await stopped_worker(deployment, talker, watch)
             await killed_worker(deployment, talker)
             (entry, _) = deployment.get("/v1/admin/sessions").json()["sessions"]
             (other_id,) = (e["session"]["id"] for e in other.of("session.created"))
