@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import structlog
 
 from gateway.hosting import (
@@ -28,9 +27,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.overview import session_summary, stage_health, worker_summary
 from gateway.pools import Pools, Replica
 from gateway.transfers import Transfers
-from protocol.connector_errors import TurnVoid
-from protocol.connectors import Descriptor
-from protocol.edges import CLIENT, ConnectorKind, edge_name, worker_arena
+from gateway.wires import SessionWires
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -39,18 +36,8 @@ from protocol.errors import (
     NotFound,
 )
 from protocol.messages import (
-    Acknowledge,
-    Attach,
-    Close,
-    Command,
-    Feed,
-    Open,
     Output,
-    RaiseFloor,
     Report,
-    Run,
-    TurnEnded,
-    Update,
     WorkerStatus,
 )
 from sessions.actions import (
@@ -64,10 +51,8 @@ from sessions.actions import (
     HoldClient,
     OpenRequested,
     Released,
-    Reported,
     StageBound,
     StageLost,
-    StageProduced,
     StageUnavailable,
     Tick,
     ToClient,
@@ -78,7 +63,6 @@ from sessions.admission import Admission
 from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory
 from sessions.duplex.events import ClientVerb, SessionCreated
-from sessions.lanes import INPUT_LANE
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Identity, Session
@@ -93,19 +77,14 @@ def new_id(prefix: str) -> str:
 
 @dataclass
 class _Hosted:
-    """A session with its connections: to the client, and to a replica of each stage."""
+    """A session with its connections: to the client, and to the workers of its stages."""
 
     session: Session
+    wires: SessionWires
     on_output: OnOutput
     opened: asyncio.Future[None]
     opened_at_ms: float
-    replicas: dict[str, Replica] = field(default_factory=dict)
     announced: bool = False
-    turns: int = 0
-    lanes: dict[int, str] = field(default_factory=dict)
-    """The lane of each turn that may still have output on its way."""
-    relayed: set[tuple[int, str]] = field(default_factory=set)
-    """Turns and stages whose output other workers read, and this gateway does not."""
     counted_state: State | None = None
     room: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the session takes verbs."""
@@ -171,7 +150,7 @@ class GatewayHost:
         self._admission = Admission()
         self._directory = MemoryDirectory()
         self._transfers = Transfers(
-            self.incarnation, [endpoint for _, _, endpoint in workers], self._input_lost
+            self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
         )
         metrics.watch_edges(self._transfers.traffic)
         self._deadlines = Deadlines()
@@ -242,7 +221,8 @@ class GatewayHost:
             expires_at_s=int(time.time() + spec.limits.max_age_ms / 1000),
         )
         session = Session(identity, spec, new_id, now_ms)
-        hosted = _Hosted(session, on_output, self._loop.create_future(), now_ms)
+        wires = SessionWires(identity.session, spec, self._transfers)
+        hosted = _Hosted(session, wires, on_output, self._loop.create_future(), now_ms)
         if settings_patch:
             try:
                 session.prepare(settings_patch)
@@ -323,14 +303,8 @@ class GatewayHost:
             self._arm()
 
     def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
-        replica = hosted.replicas.get(action.stage)
-        if replica is None:
-            return
         try:
-            command = self._by_arena(hosted, action)
-            if command is None:
-                return
-            replica.link.send(command)
+            hosted.wires.send(action.stage, action.command)
         except AntiphonError as error:
             _log.warning(
                 "command_not_sent",
@@ -339,69 +313,15 @@ class GatewayHost:
                 error=error.code,
             )
             if not isinstance(error, EngineLost):
-                # The worker knows the session and cannot be told: only a new link makes
-                # both sides agree again on what it holds.
-                replica.link.start_afresh()
-            self._unbind(hosted, action.stage)
+                hosted.wires.start_afresh(action.stage)
+            hosted.wires.unbind(action.stage)
             events.append(StageLost(action.stage))
-            return
-        if isinstance(command, Close):
-            replica.sessions.discard(hosted.session.identity.session)
 
-    def _by_arena(self, hosted: _Hosted, action: ToStage) -> Command | None:
-        """What of a command goes inside a message, after its payloads have been seen to."""
-        command, stage = action.command, action.stage
-        session = hosted.session.identity.session
-        match command:
-            case Update():
-                return self._transfers.put_input(stage, command)
-            case Open():
-                kind = hosted.session.pipeline.connectors.get(edge_name(CLIENT, stage))
-                consumer = hosted.replicas[stage].consumer
-                self._transfers.open_input(session, stage, consumer, kind or ConnectorKind.INLINE)
-            case Run():
-                if command.turn not in hosted.lanes:
-                    hosted.turns += 1
-                hosted.lanes[command.turn] = command.lane
-                self._count_inputs(hosted, stage, command.inputs)
-                if not command.to_client:
-                    hosted.relayed.add((command.turn, stage))
-                if command.readers:
-                    return self._introduce(hosted, stage, command)
-            case Feed(payload=payload) if payload is not None:
-                self._count_inputs(hosted, stage, [payload])
-            case Acknowledge():
-                self._transfers.acknowledged(session, stage, command.turn, command.through)
-            case RaiseFloor():
-                for turn, lane in list(hosted.lanes.items()):
-                    if lane == command.lane and turn < command.floor:
-                        del hosted.lanes[turn]
-                        self._transfers.void(session, turn)
-        return command
-
-    def _introduce(self, hosted: _Hosted, stage: str, run: Run) -> Run:
-        """See that the workers which read the turn's output are attached to its arena."""
-        path = worker_arena(hosted.replicas[stage].link.endpoint)
-        readers = {}
-        for edge, target in run.readers.items():
-            reader = hosted.replicas.get(target)
-            if reader is None or reader.consumer is None or path is None:
-                raise EngineLost(f"the worker of stage {target} cannot read the arena")
-            reader.link.send(Attach(run.fence, path))
-            readers[edge] = reader.consumer
-        return msgspec.structs.replace(run, readers=readers)
-
-    def _count_inputs(self, hosted: _Hosted, stage: str, payloads: list[Descriptor]) -> None:
-        sources = [e.source for e in hosted.session.pipeline.edges if e.target == stage]
-        for source in sources or [CLIENT]:
-            for payload in payloads:
-                self._transfers.count(source, stage, payload)
-
-    def _input_lost(self, session: str, stage: str) -> None:
-        """Stream input cannot reach the stage: its worker is as good as gone."""
+    def _stage_lost(self, session: str, stage: str) -> None:
+        """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
         hosted = self._hosted.get(session)
         if hosted is not None:
-            self._unbind(hosted, stage)
+            hosted.wires.unbind(stage)
             self.handle(session, StageLost(stage))
 
     def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
@@ -433,19 +353,12 @@ class GatewayHost:
             self._waiting.setdefault(stage, {})[session] = None
             events.append(StageUnavailable(stage, error.info()))
             return
-        hosted.replicas[stage] = replica
-        replica.sessions.add(session)
+        hosted.wires.bind(stage, replica)
         events.append(StageBound(stage, replica.link.worker or replica.name))
-
-    def _unbind(self, hosted: _Hosted, stage: str) -> None:
-        replica = hosted.replicas.pop(stage, None)
-        self._transfers.close_input(hosted.session.identity.session, stage)
-        if replica is not None:
-            replica.sessions.discard(hosted.session.identity.session)
 
     def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
         identity = hosted.session.identity
-        hosted.lanes.pop(turn.turn, None)
+        hosted.wires.turn_over(turn.turn)
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
         _log.info(
             "turn_ended",
@@ -466,13 +379,9 @@ class GatewayHost:
 
     def _released(self, hosted: _Hosted, reason: CloseReason) -> None:
         identity = hosted.session.identity
-        for stage in list(hosted.replicas):
-            self._unbind(hosted, stage)
+        hosted.wires.release()
         for waiting in self._waiting.values():
             waiting.pop(identity.session, None)
-        for turn in hosted.lanes:
-            self._transfers.void(identity.session, turn)
-        self._transfers.freed(identity.session)
         del self._hosted[identity.session]
         self._deadlines.set(identity.session, None)
         self._admission.give_back(hosted.session.pipeline)
@@ -521,44 +430,20 @@ class GatewayHost:
 
     def _on_report(self, replica: Replica, report: Report) -> None:
         assert not isinstance(report, WorkerStatus)
-        hosted = self._hosted.get(report.session)
-        if hosted is None or hosted.replicas.get(replica.stage) is not replica:
+        session, stage = report.session, replica.stage
+        hosted = self._hosted.get(session)
+        if hosted is None or not hosted.wires.bound_to(replica):
             if isinstance(report, Output):
                 self._transfers.discard(report.payload)
-        elif isinstance(report, Output):
-            self._on_output(hosted, replica, report)
-        else:
-            self._transfers.opened(report.session, replica.stage)
-            if isinstance(report, TurnEnded):
-                hosted.relayed.discard((report.turn, replica.stage))
-                if hosted.lanes.get(report.turn) == INPUT_LANE:
-                    del hosted.lanes[report.turn]
-            self.handle(report.session, Reported(replica.stage, report))
-
-    def _on_output(self, hosted: _Hosted, replica: Replica, output: Output) -> None:
-        session, stage, turn = output.session, replica.stage, output.turn
-        if (turn, stage) in hosted.relayed:
-            # Its bytes are other workers' to read.
-            if turn in hosted.lanes:
-                self.handle(
-                    session, StageProduced(stage, turn, output.sequence, None, output.payload)
-                )
-            return
-        if turn not in hosted.lanes:
-            # Both ends have voided the turn; its worker may have taken the bytes back already.
-            self._transfers.discard(output.payload)
             return
         try:
-            payload = self._transfers.get(session, stage, turn, output.sequence, output.payload)
-        except TurnVoid:
-            return
+            event = hosted.wires.received(stage, report)
         except AntiphonError as error:
-            _log.error("output_lost", session=session, stage=stage, turn=turn, error=error.code)
-            self._unbind(hosted, stage)
-            self.handle(session, StageLost(stage))
+            _log.error("output_lost", session=session, stage=stage, error=error.code)
+            self._stage_lost(session, stage)
             return
-        piece = StageProduced(stage, turn, output.sequence, payload, output.payload)
-        self.handle(session, piece)
+        if event is not None:
+            self.handle(session, event)
 
     def _on_ready(self, stage: str) -> None:
         for session in list(self._waiting.get(stage, ())):
@@ -567,15 +452,13 @@ class GatewayHost:
                 continue
             del self._waiting[stage][session]
             replica = self._pools.pick(stage)
-            hosted.replicas[stage] = replica
-            replica.sessions.add(session)
+            hosted.wires.bind(stage, replica)
             self.handle(session, StageBound(stage, replica.link.worker or replica.name))
 
     def _on_lost(self, replica: Replica, sessions: set[str]) -> None:
         for session, hosted in list(self._hosted.items()):
-            if hosted.replicas.get(replica.stage) is replica:
-                self._unbind(hosted, replica.stage)
-                self.handle(session, StageLost(replica.stage))
+            if hosted.wires.bound_to(replica):
+                self._stage_lost(session, replica.stage)
 
     def _on_change(self) -> None:
         self._changed.set()
@@ -612,7 +495,7 @@ class GatewayHost:
         """All sessions that hold anything."""
         now_ms = self._now_ms()
         return [
-            session_summary(hosted.session, hosted.turns, hosted.opened_at_ms, now_ms)
+            session_summary(hosted.session, hosted.wires.turns, hosted.opened_at_ms, now_ms)
             for hosted in self._hosted.values()
         ]
 
