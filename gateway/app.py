@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from gateway.access import Access, AccessDenied
 from gateway.admin import AdminApi
@@ -21,7 +22,7 @@ from gateway.health import readiness
 from gateway.hosting import SessionHost
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.surfaces.realtime import RealtimeSocket
-from gateway.surfaces.realtime.outputs import error_body
+from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.config import GatewayConfig
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 
@@ -29,13 +30,6 @@ MAX_BODY_BYTES = 1024 * 1024
 
 _PROBES = frozenset({"/healthz", "/readyz"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_STATUS = {
-    ErrorKind.CLIENT: 400,
-    ErrorKind.CAPACITY: 503,
-    ErrorKind.SERVER: 500,
-    ErrorKind.FENCED: 503,
-    ErrorKind.LOST: 503,
-}
 
 
 def build_app(
@@ -55,6 +49,7 @@ def build_app(
             Route("/readyz", endpoints.readyz, methods=["GET"]),
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             *AdminApi(host, access).routes(),
+            WebSocketRoute("/{path:path}", _no_such_socket),
             Mount("/", ConsoleFiles(console)),
         ],
         middleware=[Middleware(Guard, access=access, metrics=metrics)],
@@ -135,6 +130,11 @@ class _Endpoints:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
+async def _no_such_socket(socket: WebSocket) -> None:
+    error = NotFound("There is no WebSocket at this path.")
+    await socket.send_denial_response(JSONResponse(error_body(error.info()), status_code=404))
+
+
 async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
         "extensions", {}
@@ -148,11 +148,7 @@ async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Sen
 
 async def _antiphon_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AntiphonError)
-    if isinstance(error, AccessDenied):
-        status = error.status
-    else:
-        status = 404 if isinstance(error, NotFound) else _STATUS[error.kind]
-    return JSONResponse(error_body(error.info()), status_code=status)
+    return JSONResponse(error_body(error.info()), status_code=http_status(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

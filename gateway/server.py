@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from protocol.errors import ConfigError
 from protocol.realtime import MAX_EVENT_BYTES
@@ -20,6 +21,7 @@ WS_MAX_BYTES = MAX_EVENT_BYTES + 5 * 1024 * 1024
 """Frames up to this are read, so that a too long event can be answered; above: close 1009."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 60.0
+REQUEST_S = 20.0
 SHUTDOWN_S = 5
 UNREAD_MS = 90_000
 """A peer that takes nothing for this long is dropped by the kernel (TCP_USER_TIMEOUT)."""
@@ -60,15 +62,50 @@ def check_tls(cert: Path | None, key: Path | None) -> None:
         ) from None
 
 
-class _RefusalsAreNoErrors(logging.Filter):
-    """Drops what uvicorn says of every refusal before the upgrade: the surface has logged it."""
+class _ClientsFaultsAreNoErrors(logging.Filter):
+    """Takes the alarm out of what uvicorn says of its clients.
+
+    Of a refusal before the upgrade the surface has logged all there is to know; text that
+    is not UTF-8 is no fault of a line of code here, so no traceback is wanted.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to keep `record`."""
+        if record.msg == "Invalid UTF-8 sequence received from client.":
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
         return record.msg != "ASGI callable returned without completing handshake."
 
 
-_refusals_are_no_errors = _RefusalsAreNoErrors()
+_clients_faults_are_no_errors = _ClientsFaultsAreNoErrors()
+
+
+class _PromptHttp(H11Protocol):
+    """HTTP that does not wait for ever: a request has REQUEST_S to arrive and be understood.
+
+    uvicorn closes a connection that idles after an answer, but not one that never asks,
+    asks in drops, or whose upgrade stays unanswered because it is not a valid one.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(REQUEST_S, self._look)
+
+    def on_response_complete(self) -> None:
+        """An answer is out; what comes next is timed anew."""
+        super().on_response_complete()
+        self._timer.cancel()
+        self._timer = self.loop.call_later(REQUEST_S, self._look)
+
+    def _look(self) -> None:
+        protocol = self.transport.get_protocol()
+        if protocol is self:
+            late = self.cycle is None or self.cycle.response_complete
+        else:
+            late = not getattr(protocol, "handshake_initiated", True)
+        if late:
+            self.transport.close()
 
 
 class GatewayServer(uvicorn.Server):
@@ -84,6 +121,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_PromptHttp,
                 ws="websockets-sansio",
                 ws_max_size=WS_MAX_BYTES,
                 ws_ping_interval=PING_INTERVAL_S,
@@ -102,7 +140,7 @@ class GatewayServer(uvicorn.Server):
                 ssl_keyfile=tls_key,
             )
         )
-        logging.getLogger("uvicorn.error").addFilter(_refusals_are_no_errors)
+        logging.getLogger("uvicorn.error").addFilter(_clients_faults_are_no_errors)
         self._drain = drain
         self._stopped = asyncio.Event()
 

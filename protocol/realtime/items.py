@@ -17,6 +17,9 @@ from protocol.realtime.errors import (
 
 ItemId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
+MAX_PARTS = 64
+"""Content parts of one item: they are kept, and echoed, even when they are empty."""
+
 _PARTS_OF_ROLE = {
     "system": ("input_text",),
     "user": ("input_text", "input_audio"),
@@ -49,7 +52,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _WireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["message"]
     role: Literal["system", "user", "assistant"]
-    content: list[ContentPart]
+    content: Annotated[list[ContentPart], msgspec.Meta(max_length=MAX_PARTS)]
     id: ItemId | None = None
     object: Literal["realtime.item"] | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, InvalidRequest
 from protocol.payloads import conversation_payload
 from sessions.actions import TurnMeasured
 from sessions.duplex.context import DuplexContext
@@ -71,8 +71,9 @@ class Replies:
                 "a response is in progress; cancel it or wait for its end",
                 code="conversation_already_has_active_response",
             )
-        if not verb.conversation and len(self._generations) > MAX_OUT_OF_BAND:
-            raise InvalidRequest(
+        out_of_band = sum(g.lane != DEFAULT_LANE for g in self._generations.values())
+        if not verb.conversation and out_of_band >= MAX_OUT_OF_BAND:
+            raise CapacityExceeded(
                 f"at most {MAX_OUT_OF_BAND} out-of-band responses run at once",
                 code="rate_limit_exceeded",
             )
@@ -288,9 +289,7 @@ class Replies:
             instructions = context.settings.instructions
         parameters: dict[str, dict[str, Any]] = {
             context.roles.think: {
-                "instructions": instructions
-                if request.instructions is None
-                else request.instructions,
+                "instructions": instructions,
                 "max_output_tokens": response.max_output_tokens,
             },
             context.roles.speak: {

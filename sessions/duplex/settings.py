@@ -18,6 +18,8 @@ from protocol.errors import InvalidRequest
 INPUT_RATE_HZ = 24_000
 OUTPUT_RATE_HZ = 24_000
 MAX_INSTRUCTIONS_BYTES = 16 * 1024
+MAX_TRACING_BYTES = 4 * 1024
+"""Of `tracing` as JSON: it is kept, echoed and logged."""
 
 
 class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +36,7 @@ class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Whether the client is told what the user said; None fields were not set."""
 
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     language: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{2,3}(-[A-Za-z]{2,4})?$")] | None = None
 
 
@@ -72,8 +74,8 @@ class AudioSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DuplexSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that a client may set on a duplex session.
 
-    `tools` stays empty until an engine can call them. `tracing` names the session
-    in the gateway's structured logs.
+    `tools` stays empty until an engine can call them. `tracing` is what the client
+    calls the session in its own books; surfaces log it beside the session's id.
     """
 
     output_modalities: tuple[Literal["text", "audio"], ...] = ("audio",)
@@ -126,6 +128,10 @@ def patched(
             "no engine of this pipeline calls tools", field="tools", code="unsupported_parameter"
         )
     check_instructions(candidate.instructions, "instructions")
+    if len(msgspec.json.encode(candidate.tracing)) > MAX_TRACING_BYTES:
+        raise InvalidRequest(
+            f"tracing is longer than {MAX_TRACING_BYTES} bytes of JSON", field="tracing"
+        )
     voice = candidate.audio.output.voice
     check_voice(voice, voices, "audio.output.voice")
     if spoken and voice != settings.audio.output.voice:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from tests.gateway.conftest import Serve
 
 KEY = "sk-0123456789"
 ADMIN_KEY = "adm-0123456789"
+UPGRADE = (
+    "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -136,6 +141,45 @@ async def test_the_console_is_served_with_its_policy(serve: Serve, tmp_path: Pat
         for path in ("/icons/", "/icons", "/../app.py", "/%2e%2e/app.py", "/nothing"):
             assert (await client.get(path, follow_redirects=True)).status_code == 404
         assert (await client.post("/")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "GET / HTTP/1.1\r\nHost: loc",
+        # Not a valid upgrade: neither side would ever say another word.
+        f"POST /v1/realtime HTTP/1.1\r\n{UPGRADE}\r\n",
+        f"GET /v1/realtime?model={'m' * 30_000} HTTP/1.1\r\n{UPGRADE}\r\n",
+        # The second request of a connection.
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /",
+    ],
+)
+async def test_a_connection_without_a_request_is_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    monkeypatch.setattr("gateway.server.REQUEST_S", 0.05)
+    gateway = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(sent.encode())
+    async with asyncio.timeout(5):
+        await reader.read()
+    writer.close()
+
+
+async def test_a_socket_outlives_the_time_for_a_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.server.REQUEST_S", 0.2)
+    gateway = await serve()
+    async with connect(gateway.ws) as socket:
+        await socket.recv()
+        # Whoever came later and asked for nothing has been closed: the time is over.
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        await reader.read()
+        writer.close()
+        await socket.send("{}")
+        assert json.loads(await socket.recv())["type"] == "error"
 
 
 async def test_every_metric_family_moves(serve: Serve) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
@@ -17,6 +18,7 @@ from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind
 from protocol.realtime import MAX_EVENT_BYTES
 from sessions.duplex import events as duplex
+from sessions.duplex.settings import DuplexSettings
 from tests.gateway.conftest import Serve
 from tests.gateway.scripted_host import ScriptedAttachment, ScriptedHost
 from tests.gateway.voice_turn import voice_turn
@@ -261,6 +263,47 @@ async def test_a_refusal_is_not_logged_as_an_error(
         await connect(gateway.ws)
     gateway.server.stop()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_text_that_is_no_text_closes_the_connection_without_a_traceback(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await serve()
+    async with connect(gateway.ws) as socket:
+        await event(socket)
+        await socket.send(b"\xff\xfe", text=True)
+        await closed(socket)
+        assert socket.close_code == 1007
+    gateway.server.stop()
+    (record,) = [record for record in caplog.records if "UTF-8" in record.message]
+    assert record.exc_info is None
+
+
+async def test_the_trace_that_a_client_names_is_in_the_log(serve: Serve) -> None:
+    settings = DuplexSettings(tracing={"workflow_name": "support", "group_id": "call-7"})
+
+    def script(attachment: ScriptedAttachment, verb: duplex.ClientVerb) -> None:
+        attachment.put_out(duplex.SettingsUpdated(attachment.session, "voice", settings, 1))
+
+    gateway = await serve(host=ScriptedHost(script))
+    with capture_logs() as logs:
+        async with connect(gateway.ws) as socket:
+            await event(socket)
+            for _ in range(2):
+                await socket.send(json.dumps({"type": "input_audio_buffer.clear"}))
+                await event(socket)
+    traced = [line for line in logs if line["event"] == "session_traced"]
+    session = gateway.host.attachments[0].session
+    assert [(line["session"], line["tracing"]) for line in traced] == [(session, settings.tracing)]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/realtime/", "/v1/other", "/metrics", "/healthz"])
+async def test_a_socket_elsewhere_is_404(serve: Serve, path: str) -> None:
+    gateway = await serve()
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(gateway.http.replace("http", "ws") + path)
+    assert caught.value.response.status_code == 404
+    assert json.loads(caught.value.response.body or b"")["error"]["code"] == "not_found"
 
 
 async def test_a_hang_up_closes_the_session(serve: Serve) -> None:

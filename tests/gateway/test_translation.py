@@ -28,7 +28,12 @@ from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 
 def translation() -> Translation:
     counter = itertools.count(1)
-    return Translation("voice", event_prefix="t", new_id=lambda kind: f"{kind}_{next(counter)}")
+    return Translation(
+        "voice",
+        event_prefix="t",
+        new_id=lambda kind: f"{kind}_{next(counter)}",
+        is_model=("voice", "gpt-realtime").__contains__,
+    )
 
 
 def read(**event: Any) -> duplex.ClientVerb:
@@ -443,6 +448,42 @@ def test_a_refusal_names_the_parameter_as_the_client_wrote_it() -> None:
     assert error("audio_end_ms")["param"] == "audio_end_ms"
     assert error("response.output_modalities")["param"] == "response.output_modalities"
     assert error(None)["param"] is None
+
+
+LONG = "x" * 2_000_000
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.cancel", LONG: 1},
+        update(audio={"output": {LONG: 1}}),
+        update(output_modalities=[LONG]),
+        {
+            "type": "conversation.item.create",
+            "item": {"type": "message", "role": LONG, "content": []},
+        },
+        {"type": "response.create", "response": {"conversation": LONG}},
+    ],
+)
+def test_an_error_quotes_little_of_what_the_client_wrote(event: dict[str, Any]) -> None:
+    # A frame of megabytes would end the session as one that does not read.
+    shell = translation()
+    with pytest.raises(MalformedEvent) as caught:
+        shell.read(json.dumps(event))
+    assert len(shell.refusal(caught.value)) < 4096
+
+
+def test_a_refusal_by_the_session_quotes_little_too() -> None:
+    info = ErrorInfo("invalid_value", ErrorKind.CLIENT, f"no voice {LONG}", LONG)
+    assert len(json.dumps(one(duplex.Refused(info, "evt_1")))) < 4096
+
+
+def test_the_model_may_be_repeated_by_any_of_its_names() -> None:
+    for name in ("voice", "gpt-realtime"):
+        verb = read(**update(model=name, instructions="Hi."))
+        assert verb == duplex.PatchSettings({"instructions": "Hi."})
+    assert refused(**update(model="other")) == ("invalid_value", "session.model", "evt")
 
 
 def test_a_parameter_of_an_event_is_not_taken_for_a_setting() -> None:

@@ -86,7 +86,12 @@ def other_outputs() -> list[duplex.ClientOutput]:
 
 def frames() -> list[str]:
     counter = itertools.count()
-    shell = Translation("voice", event_prefix="t", new_id=lambda kind: f"{kind}_{next(counter)}")
+    shell = Translation(
+        "voice",
+        event_prefix="t",
+        new_id=lambda kind: f"{kind}_{next(counter)}",
+        is_model=("voice", "gpt-realtime").__contains__,
+    )
     outputs = [*session_outputs(), *voice_turn(), *text_turn(), *cancelled_turn()]
     outputs += other_outputs()
     return [frame for output in outputs for frame in shell.write(output)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import CapacityExceeded
+from protocol.errors import CapacityExceeded, ErrorKind
 from protocol.messages import Close, Configure, Open, Run, Signal, TurnStatus, Update
 from sessions.actions import ClientBlocked, CloseRequested, OpenRequested
 from sessions.duplex.events import (
@@ -21,6 +21,7 @@ from sessions.duplex.events import (
     SessionEnded,
     TextDelta,
 )
+from sessions.duplex.replies import MAX_OUT_OF_BAND
 from sessions.lifecycle import (
     TRANSITIONS,
     CloseReason,
@@ -318,7 +319,12 @@ def test_too_much_waiting_work_is_refused_not_piled_up() -> None:
     harness.lose("think")
     for _ in range(10):
         harness.say(CreateResponse(conversation=False, output_modalities=("text",)))
-    assert {r.error.code for r in harness.all(Refused)} == {"rate_limit_exceeded"}
+    errors = [refused.error for refused in harness.all(Refused)]
+    assert {(e.code, e.kind) for e in errors} == {("rate_limit_exceeded", ErrorKind.CAPACITY)}
+    assert len(errors) == 10 - MAX_OUT_OF_BAND
+    # The default lane has a place of its own.
+    harness.say(CreateResponse(output_modalities=("text",)))
+    assert len(harness.all(Refused)) == len(errors)
 
 
 def test_every_transition_of_the_table_and_no_other_is_taken() -> None:

@@ -86,6 +86,11 @@ def manual() -> Harness:
         ({"instructions": "x" * 20_000}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"surprise": 1}, "surprise"),
+        ({"tracing": {"metadata": {"k": "x" * 5_000}}}, "tracing"),
+        (
+            {"audio": {"input": {"transcription": {"model": "x" * 200}}}},
+            "audio.input.transcription.model",
+        ),
     ],
 )
 def test_a_bad_setting_is_refused_by_its_path(patch: dict[str, Any], field: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pybase64
 from msgspec import UNSET, UnsetType
 
+from gateway.access import AccessDenied
 from gateway.surfaces.realtime.settings import describe
-from protocol.errors import ErrorInfo, ErrorKind
+from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.realtime import server_events as wire
 from sessions.duplex import events as duplex
 
@@ -22,6 +23,14 @@ ERROR_TYPES = {
     ErrorKind.SERVER: "server_error",
     ErrorKind.FENCED: "server_error",
     ErrorKind.LOST: "server_error",
+}
+
+_STATUS = {
+    ErrorKind.CLIENT: 400,
+    ErrorKind.CAPACITY: 503,
+    ErrorKind.SERVER: 500,
+    ErrorKind.FENCED: 503,
+    ErrorKind.LOST: 503,
 }
 
 # The protocol's own words for why a response stopped; clients refuse others.
@@ -40,6 +49,13 @@ def events(output: duplex.ClientOutput) -> list[wire.ServerEvent]:
 def error_body(error: ErrorInfo) -> dict[str, Any]:
     """The JSON body of an HTTP error, as the OpenAI API has it."""
     return {"error": {**_error_json(error), "param": error.field}}
+
+
+def http_status(error: AntiphonError) -> int:
+    """The HTTP status of an error, as docs/errors.md has it."""
+    if isinstance(error, AccessDenied):
+        return error.status
+    return 404 if isinstance(error, NotFound) else _STATUS[error.kind]
 
 
 def _content(part: duplex.Part, audio: bool) -> wire.ContentOut:

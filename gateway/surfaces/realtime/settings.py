@@ -41,13 +41,11 @@ def describe(
     return described
 
 
-def settings_patch(patch: SessionPatch, model: str) -> dict[str, Any]:
-    """The `DuplexSettings` patch that a `session.update` asks for.
+def settings_patch(patch: SessionPatch) -> dict[str, Any]:
+    """The `DuplexSettings` patch that a `session.update` asks for; its `model` is not looked at.
 
     Raises MalformedEvent naming the first thing that is not served.
     """
-    if patch.model is not UNSET and patch.model != model:
-        raise invalid_value("session.model", f"the model of a session is fixed ('{model}').")
     _refuse_not_served(patch)
     if patch.audio is not UNSET:
         if patch.audio.input is not UNSET:

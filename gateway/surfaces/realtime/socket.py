@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import parse_qs
 
 import structlog
@@ -17,11 +18,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.access import Access, AccessDenied
+from gateway.access import Access
 from gateway.egress import Egress, EgressOverflow
 from gateway.hosting import Attachment, SessionHost
 from gateway.metrics import FrameCounts, GatewayMetrics
-from gateway.surfaces.realtime.outputs import error_body
+from gateway.surfaces.realtime.outputs import error_body, http_status
 from gateway.surfaces.realtime.translation import Farewell, Translation, farewell
 from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
 from sessions.duplex.events import (
@@ -30,6 +31,7 @@ from sessions.duplex.events import (
     ClientVerb,
     Refused,
     SessionEnded,
+    SettingsUpdated,
 )
 
 SUBPROTOCOL = "realtime"
@@ -45,13 +47,6 @@ _GOODBYE_S = 1.0
 APPEND_BYTES = 64 * 1024
 """A longer append is handed to the session in pieces of this size, each when it has room."""
 
-_HTTP_STATUS = {
-    ErrorKind.CLIENT: 400,
-    ErrorKind.CAPACITY: 503,
-    ErrorKind.SERVER: 500,
-    ErrorKind.FENCED: 503,
-    ErrorKind.LOST: 503,
-}
 _CLOSE_CODES = {
     ErrorKind.CLIENT: CLOSE_POLICY,
     ErrorKind.CAPACITY: CLOSE_TRY_LATER,
@@ -85,7 +80,8 @@ class RealtimeSocket:
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
             pipeline = self._host.resolve(_asked_model(scope))
-            connection = _Connection(pipeline, self._metrics, self._frames, receive, send)
+            translation = self._translation(pipeline)
+            connection = _Connection(translation, self._metrics, self._frames, receive, send)
             attachment = await self._host.open(
                 pipeline=pipeline,
                 tenant=tenant,
@@ -105,6 +101,20 @@ class RealtimeSocket:
         finally:
             attachment.close("client")
 
+    def _translation(self, model: str) -> Translation:
+        return Translation(
+            model,
+            event_prefix=secrets.token_hex(6),
+            new_id=_new_id,
+            is_model=lambda name: self._is_model(name, model),
+        )
+
+    def _is_model(self, name: str, model: str) -> bool:
+        try:
+            return self._host.resolve(name) == model
+        except NotFound:
+            return False
+
     async def _refuse(
         self,
         error: AntiphonError,
@@ -119,17 +129,14 @@ class RealtimeSocket:
             if error.retry_after_ms is not None:
                 headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
             response = JSONResponse(
-                error_body(error.info()), status_code=_http_status(error), headers=headers
+                error_body(error.info()), status_code=http_status(error), headers=headers
             )
             await response(scope, receive, send)
             return
         self._metrics.error_told(error.code)
         try:
             await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
-            frame = Translation("", event_prefix=secrets.token_hex(6), new_id=_new_id).refusal(
-                error
-            )
-            await send({"type": "websocket.send", "text": frame})
+            await send({"type": "websocket.send", "text": self._translation("").refusal(error)})
             code = CLOSE_UNSUPPORTED if isinstance(error, Unsupported) else _CLOSE_CODES[error.kind]
             reason = f"invalid_request_error.{error.code}" if code == 4000 else error.code
             await send({"type": "websocket.close", "code": code, "reason": reason})
@@ -142,13 +149,13 @@ class _Connection:
 
     def __init__(
         self,
-        model: str,
+        translation: Translation,
         metrics: GatewayMetrics,
         frames: FrameCounts,
         receive: Receive,
         send: Send,
     ) -> None:
-        self._translation = Translation(model, event_prefix=secrets.token_hex(6), new_id=_new_id)
+        self._translation = translation
         self._metrics = metrics
         self._frames = frames
         self._receive = receive
@@ -156,18 +163,28 @@ class _Connection:
         self._attachment: Attachment | None = None
         self._egress = Egress(self._on_blocked)
         self._farewell = Farewell(1000, "client")
+        self._tracing: str | dict[str, Any] | None = None
 
     def on_output(self, sequence: int, output: ClientOutput) -> None:
         """Queue what the session puts out; it may come before `run`."""
         for frame in self._translation.write(output):
             self._egress.put(frame)
-        if isinstance(output, Refused):
+        if isinstance(output, SettingsUpdated):
+            self._trace(output)
+        elif isinstance(output, Refused):
             self._metrics.error_told(output.error.code)
         elif isinstance(output, SessionEnded):
             self._farewell = farewell(output.reason, output.error)
             if self._farewell.error is not None:
                 self._metrics.error_told(self._farewell.error.code)
             self._egress.finish()
+
+    def _trace(self, updated: SettingsUpdated) -> None:
+        """What a client calls its trace is in the log, beside the session's id."""
+        tracing = updated.settings.tracing
+        if tracing != self._tracing:
+            self._tracing = tracing
+            log.info("session_traced", session=updated.session, tracing=tracing)
 
     async def run(self, attachment: Attachment) -> None:
         """Carry frames both ways until either side ends it."""
@@ -265,12 +282,6 @@ def _asked_model(scope: Scope) -> str | None:
         )
     models = query.get("model")
     return models[0] if models else None
-
-
-def _http_status(error: AntiphonError) -> int:
-    if isinstance(error, AccessDenied):
-        return error.status
-    return 404 if isinstance(error, NotFound) else _HTTP_STATUS[error.kind]
 
 
 def _new_id(kind: str) -> str:

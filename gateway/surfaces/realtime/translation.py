@@ -33,12 +33,18 @@ from protocol.realtime import (
     OutputAudioClear,
     ResponseCancel,
     ResponseCreate,
+    SessionPatch,
     SessionUpdate,
+    invalid_value,
     parse,
     unsupported_parameter,
 )
 from protocol.realtime import server_events as wire
 from sessions.duplex import events as duplex
+
+MAX_MESSAGE_CHARS = 1024
+"""An error quotes what the client wrote, which may be megabytes: more of it is cut off."""
+MAX_PARAM_CHARS = 256
 
 _PARTS = {
     "input_text": duplex.PartKind.INPUT_TEXT,
@@ -93,12 +99,21 @@ class Translation:
     """The two directions of one Realtime connection.
 
     `new_id` makes ids of items that a client leaves unnamed; `event_prefix` makes
-    this connection's event ids differ from all others'.
+    this connection's event ids differ from all others'; `is_model` knows the names of
+    the pipeline called `model`, which a client may repeat in its settings.
     """
 
-    def __init__(self, model: str, *, event_prefix: str, new_id: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        event_prefix: str,
+        new_id: Callable[[str], str],
+        is_model: Callable[[str], bool],
+    ) -> None:
         self._model = model
         self._new_id = new_id
+        self._is_model = is_model
         self._writer = wire.EventWriter(event_prefix)
 
     # Client to session
@@ -118,7 +133,7 @@ class Translation:
         ref = event.event_id
         match event:
             case SessionUpdate():
-                return duplex.PatchSettings(settings_patch(event.session, self._model), ref)
+                return duplex.PatchSettings(self._patch(event.session), ref)
             case InputAudioCommit():
                 return duplex.CommitInput(ref)
             case InputAudioClear():
@@ -144,6 +159,13 @@ class Translation:
                     field="type",
                 )
         raise AssertionError(f"no verb for {type(event).__name__}")
+
+    def _patch(self, session: SessionPatch) -> dict[str, Any]:
+        if isinstance(session.model, str) and not self._is_model(session.model):
+            raise invalid_value(
+                "session.model", f"the model of a session is fixed ('{self._model}')."
+            )
+        return settings_patch(session)
 
     def _create_response(self, event: ResponseCreate) -> duplex.CreateResponse:
         refuse_tools("response", event.tools, event.tool_choice)
@@ -197,8 +219,11 @@ class Translation:
 
     def _error(self, error: ErrorInfo, param: str | None, event_id: str | None) -> str:
         kind = ERROR_TYPES[error.kind]
+        message = _clipped(error.message, MAX_MESSAGE_CHARS)
+        if param is not None:
+            param = _clipped(param, MAX_PARAM_CHARS)
         return self._writer.write(
-            wire.ErrorEvent(error=wire.ErrorOut(kind, error.code, error.message, param, event_id))
+            wire.ErrorEvent(error=wire.ErrorOut(kind, error.code, message, param, event_id))
         )
 
     def write(self, output: duplex.ClientOutput) -> list[str]:
@@ -217,6 +242,10 @@ class Translation:
             error = farewell(output.reason, output.error).error
             return [] if error is None else [self._error(error, error.field, None)]
         return [self._writer.write(event) for event in events(output)]
+
+
+def _clipped(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _part(content: Content) -> duplex.Part:

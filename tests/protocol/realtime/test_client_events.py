@@ -24,6 +24,7 @@ from protocol.realtime import (
     SessionUpdate,
     parse,
 )
+from protocol.realtime.items import MAX_PARTS
 
 
 def event(**fields: Any) -> str:
@@ -162,6 +163,18 @@ def test_an_unknown_field_is_refused_by_its_path() -> None:
 def test_wrong_fields_are_named_by_their_path(frame: str, code: str, field: str) -> None:
     error = refused(frame)
     assert (error.code, error.field) == (code, field)
+
+
+def test_an_item_of_very_many_parts_is_refused() -> None:
+    item = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": ""}] * (MAX_PARTS + 1),
+    }
+    error = refused(event(type="conversation.item.create", item=item))
+    assert (error.code, error.field) == ("invalid_value", "item.content")
+    error = refused(event(type="response.create", response={"input": [item]}))
+    assert (error.code, error.field) == ("invalid_value", "response.input[0].content")
 
 
 def test_too_many_or_too_long_metadata_is_refused() -> None:
