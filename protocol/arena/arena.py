@@ -236,7 +236,7 @@ class Arena:
         self._closed = True
         self._door.close()
         for consumer in list(self._consumers.values()):
-            consumer.flush()
+            consumer.outbox.flush()
             consumer.close()
             self._lose(consumer)
         self._waiting.fail_all(PeerLost("the arena has ended"))
@@ -262,13 +262,13 @@ class Arena:
         return slot
 
     def _write(self, slot: Slot[Place], description: bytes, note: bytes, data: bytes) -> None:
-        name = (slot.index, slot.generation, slot.key, description, note)
+        index, generation, key = slot.index, slot.generation, slot.key
         if slot.offset == GIANT:
-            head = content.head(*name, len(data))
+            head = content.head(index, generation, key, description, note, len(data))
             fd = memory.create_filled("antiphon-payload", [head, data])
             self._giants[slot] = SharedFile(fd)
         else:
-            content.write(self._map, slot.offset, *name, data)
+            content.write(self._map, slot.offset, index, generation, key, description, note, data)
 
     def _descriptor(self, slot: Slot[Place], payload: Payload) -> ShmDescriptor:
         return ShmDescriptor(
@@ -290,13 +290,13 @@ class Arena:
             giant.drop()
         if tell:
             for name in slot.claims:
-                self._consumers[name].tell(
+                self._consumers[name].outbox.tell(
                     OFFER, slot.index, slot.generation, slot.offset, slot.key
                 )
 
     def _abandon(self, slot: Slot[Place]) -> None:
         for name in self._machine.slots.abandon(slot):
-            self._consumers[name].tell(ABANDON, slot.index, slot.generation, 0, slot.key)
+            self._consumers[name].outbox.tell(ABANDON, slot.index, slot.generation, 0, slot.key)
         if not slot.claims:
             self._apply(self._machine.discard(slot))
 

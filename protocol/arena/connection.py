@@ -57,7 +57,6 @@ class Connection:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._unsent: deque[tuple[OwnMemory, SharedFile]] = deque()
-        self._flush_due = False
         self._closed = False
         inbox = memory.attach(outbox_fd, welcome.outbox_bytes)
         fds: list[int] = []
@@ -72,27 +71,10 @@ class Connection:
             raise
         os.close(fds.pop())
         self._wake_fd, self._woken_fd = fds
-        self._outbox = Outbox(outbox, self._wake_fd)
+        self.outbox = Outbox(outbox, self._wake_fd)
         self._inbox = Inbox(inbox, self._woken_fd)
         self._loop.add_reader(peer.fileno(), self._at_socket)
         self._loop.add_reader(self._woken_fd, self._woken)
-
-    def tell(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
-        """Write a record and wake the consumer.
-
-        What is told beside it in the same loop turn is woken for together, at its end.
-        """
-        self._outbox.write(kind, slot, generation, offset, key)
-        if not self._flush_due:
-            self._outbox.flush()
-            self._flush_due = True
-            self._loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Wake the consumer now, if there is anything for it."""
-        self._flush_due = False
-        if not self._closed:
-            self._outbox.flush()
 
     def lend(self, about: OwnMemory, file: SharedFile) -> None:
         """Pass a payload's own memory on, when the socket takes it."""
@@ -109,7 +91,7 @@ class Connection:
         self._loop.remove_writer(self._socket.fileno())
         self._loop.remove_reader(self._woken_fd)
         self._socket.close()
-        self._outbox.close()
+        self.outbox.close()
         self._inbox.close()
         handshake.close_all([self._wake_fd, self._woken_fd])
         while self._unsent:

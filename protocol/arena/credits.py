@@ -25,6 +25,10 @@ class GrantState(StrEnum):
     VOID = "void"
 
 
+# An attribute of an Enum class costs five times a name of the module.
+_LIVE, _CLOSED, _VOID = GrantState.LIVE, GrantState.CLOSED, GrantState.VOID
+
+
 @dataclass(slots=True, eq=False)
 class Grant:
     """The credits of one turn.
@@ -37,7 +41,7 @@ class Grant:
     turn: int
     window_bytes: int
     outstanding: dict[str, int]
-    state: GrantState = GrantState.LIVE
+    state: GrantState = _LIVE
     used_bytes: int = 0
     extra_bytes: int = 0
 
@@ -71,33 +75,37 @@ class Credits:
         self.grants[grant] = None
         return grant
 
-    def check(self, grant: Grant, size_bytes: int) -> None:
-        """Raise TurnVoid when the grant has ended, NoCredit where an edge lacks `size_bytes`.
+    def spend(self, grant: Grant, size_bytes: int) -> None:
+        """Spend credit on every edge; what is larger than the window goes alone.
 
-        What is larger than the window goes when nothing else is on its way.
+        Raises TurnVoid when the grant has ended, NoCredit where an edge lacks it; then
+        nothing has changed.
         """
-        if grant.state is not GrantState.LIVE:
+        if grant.state is not _LIVE:
             raise TurnVoid(f"turn {grant.turn} puts nothing more")
         window = grant.window_bytes
         for spent in grant.outstanding.values():
             if spent and spent + size_bytes > window:
                 raise NoCredit(f"turn {grant.turn} has used its window of {window} bytes")
 
-    def spend(self, grant: Grant, size_bytes: int, extra_bytes: int = 0) -> None:
-        """Spend credit that `check` found, and reserve `extra_bytes` outside the window.
-
-        Raises NoCredit or PayloadTooLarge as `grant` does; then nothing has changed.
-        """
-        if extra_bytes:
-            self._reserve(grant.session, extra_bytes)
-            grant.extra_bytes += extra_bytes
         for edge in grant.outstanding:
             grant.outstanding[edge] += size_bytes
         grant.used_bytes += size_bytes
 
+    def spend_not(self, grant: Grant, size_bytes: int) -> None:
+        """Take `spend` back: there is no place for the payload."""
+        for edge in grant.outstanding:
+            grant.outstanding[edge] -= size_bytes
+        grant.used_bytes -= size_bytes
+
+    def reserve_more(self, grant: Grant, extra_bytes: int) -> None:
+        """Reserve bytes beside the window. Raises NoCredit or PayloadTooLarge as `grant`."""
+        self._reserve(grant.session, extra_bytes)
+        grant.extra_bytes += extra_bytes
+
     def give_back(self, grant: Grant, edge: str, size_bytes: int) -> bool:
         """A consumer released; whether that returned credit. A void turn gets none."""
-        if grant.state is GrantState.VOID or edge not in grant.outstanding:
+        if grant.state is _VOID or edge not in grant.outstanding:
             return False
         grant.outstanding[edge] -= size_bytes
         return True
@@ -108,7 +116,7 @@ class Credits:
         if extra_bytes:
             grant.extra_bytes -= extra_bytes
             self._unreserve(grant.session, extra_bytes)
-        if grant.state is not GrantState.LIVE and not grant.used_bytes:
+        if grant.state is not _LIVE and not grant.used_bytes:
             self._end(grant)
 
     def drop_edge(self, grant: Grant, edge: str) -> None:
@@ -117,16 +125,16 @@ class Credits:
 
     def close(self, grant: Grant) -> None:
         """Nothing more will be spent; what lies in the arena may still be read."""
-        if grant.state is GrantState.LIVE:
-            self._leave(grant, GrantState.CLOSED)
+        if grant.state is _LIVE:
+            self._leave(grant, _CLOSED)
 
     def void(self, grant: Grant) -> None:
         """The turn's content is not wanted any more: its credits are gone at once.
 
         Bytes that a consumer still holds stay reserved until it has released them.
         """
-        if grant.state is not GrantState.VOID and grant in self.grants:
-            self._leave(grant, GrantState.VOID)
+        if grant.state is not _VOID and grant in self.grants:
+            self._leave(grant, _VOID)
             for edge in grant.outstanding:
                 grant.outstanding[edge] = 0
 

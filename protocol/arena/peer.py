@@ -123,7 +123,6 @@ class Attachment:
         self._arriving: deque[Record] = deque()
         self._waiting: Waiters[tuple[int, int]] = Waiters()
         self._void: dict[tuple[str, int], None] = {}
-        self._flush_due = False
         self._closing = False
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -219,7 +218,7 @@ class Attachment:
         for taken in self._views.all():
             self.release(taken.descriptor)
         self._waiting.fail_all(PeerLost(f"the arena of {self.producer} is gone"))
-        self._flush()
+        self._outbox.flush()
         self._close_if_done()
 
     # Reading
@@ -297,24 +296,9 @@ class Attachment:
         slot, generation = descriptor.slot, descriptor.generation
         if descriptor.offset == GIANT:
             self._giants.pop((slot, generation), None)
-        self._send(RELEASE, slot, generation, descriptor.key)
+        self._outbox.tell(RELEASE, slot, generation, 0, descriptor.key)
 
     # Between the ends
-
-    def _send(self, kind: int, slot: int, generation: int, key: int) -> None:
-        if self.lost or self._closed:
-            return
-        self._outbox.write(kind, slot, generation, 0, key)
-        # One wake-up at once, and one for all that is said in the rest of the loop turn.
-        if not self._flush_due:
-            self._outbox.flush()
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        if not self.lost and not self._closed:
-            self._outbox.flush()
 
     def _woken(self) -> None:
         try:
@@ -329,8 +313,8 @@ class Attachment:
             elif kind == ABANDON:
                 if self._machine.abandoned(slot, generation):
                     self._giants.pop((slot, generation), None)
-                    self._send(RELEASE, slot, generation, key)
-                self._send(ABANDON_SEEN, slot, generation, key)
+                    self._outbox.tell(RELEASE, slot, generation, 0, key)
+                self._outbox.tell(ABANDON_SEEN, slot, generation, 0, key)
             else:
                 self._refuse(DescriptorRefused(f"records of kind {kind} do not come here"))
         if self._arriving:

@@ -20,6 +20,9 @@ from protocol.connector_errors import (
     PeerLost,
 )
 
+# An attribute of an Enum class costs five times a name of the module.
+_LIVE, _FILLED = GrantState.LIVE, SlotState.FILLED
+
 ALIGNMENT_BYTES = 64
 """Where payloads begin: a cache line, enough for every dtype."""
 
@@ -116,7 +119,9 @@ class ProducerEnd:
         """A consumer is gone: its claims end, and the turns that had no other consumer."""
         changes = Changes()
         for slot, edge in self.slots.lose(consumer):
-            self._give_back(slot, edge, changes)
+            self.credits.give_back(slot.owner.flow.grant, edge, slot.length)
+            if not slot.claims:
+                self._free(slot, changes)
         for flow in self._by_consumer.pop(consumer, {}):
             self.credits.drop_edge(flow.grant, flow.consumers.pop(consumer))
             if not flow.consumers:
@@ -157,7 +162,7 @@ class ProducerEnd:
         self.credits.close(flow.grant)
         changes = Changes()
         for slot in list(flow.slots):
-            if slot.state is SlotState.FILLED:
+            if slot.state is _FILLED:
                 self._free(slot, changes)
         self._forget_ended(flow)
 
@@ -187,19 +192,22 @@ class ProducerEnd:
         if flow.lost is not None:
             raise PeerLost(f"{flow.lost} is gone")
         length = (size_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES
-        self.credits.check(grant, length)
-        if not self.slots.unused:
-            raise NoCredit("all slots of the arena are in use", shared=True)
-        if length <= grant.window_bytes:
-            piece = flow.ring.take(length)
-            if piece is None:
-                raise NoCredit(f"turn {flow.turn} has no stretch of {length} bytes in its window")
-            self.credits.spend(grant, length)
-            offset, place = flow.start + piece.offset, Place(flow, piece)
-        elif length <= self.limits.size_bytes // 2:
-            offset, place = self._in_block(flow, length)
-        else:
-            offset, place = self._in_own_memory(flow, length)
+        self.credits.spend(grant, length)
+        try:
+            if not self.slots.unused:
+                raise NoCredit("all slots of the arena are in use", shared=True)
+            if length <= grant.window_bytes:
+                piece = flow.ring.take(length)
+                if piece is None:
+                    raise NoCredit(f"turn {grant.turn} has no stretch of {length} bytes left")
+                offset, place = flow.start + piece.offset, Place(flow, piece)
+            elif length <= self.limits.size_bytes // 2:
+                offset, place = self._in_block(flow, length)
+            else:
+                offset, place = self._in_own_memory(flow, length)
+        except (NoCredit, PayloadTooLarge):
+            self.credits.spend_not(grant, length)
+            raise
         slot = self.slots.fill(offset, length, place)
         flow.slots[slot] = None
         return slot
@@ -214,13 +222,13 @@ class ProducerEnd:
         Raises PayloadClaimed once it is offered, PayloadTooLarge when the new content is
         longer than the slot.
         """
-        if slot.state is SlotState.FILLED and size_bytes > slot.length:
+        if slot.state is _FILLED and size_bytes > slot.length:
             raise PayloadTooLarge(f"the payload's place has {slot.length} bytes")
         self.slots.renew(slot)
 
     def discard(self, slot: Slot[Place]) -> Changes:
         """Free a slot that was never offered. Raises PayloadClaimed when it was."""
-        if slot.state is not SlotState.FILLED:
+        if slot.state is not _FILLED:
             raise PayloadClaimed("a consumer may be reading the payload")
         changes = Changes([], [slot.owner.flow])
         self._free(slot, changes)
@@ -236,8 +244,11 @@ class ProducerEnd:
         slot, edge = self.slots.release(consumer, index, generation, key)
         if changes is None:
             changes = Changes()
-        changes.flows.append(slot.owner.flow)
-        self._give_back(slot, edge, changes)
+        flow = slot.owner.flow
+        changes.flows.append(flow)
+        self.credits.give_back(flow.grant, edge, slot.length)
+        if not slot.claims:
+            self._free(slot, changes)
         return changes
 
     def freeze(self) -> tuple[object, ...]:
@@ -257,7 +268,7 @@ class ProducerEnd:
             raise NoCredit(f"no stretch of {length} bytes is free in the arena", shared=True)
         extra_bytes = self.blocks.size_for(length)
         try:
-            self.credits.spend(flow.grant, length, extra_bytes)
+            self.credits.reserve_more(flow.grant, extra_bytes)
         except (NoCredit, PayloadTooLarge):
             self.blocks.give(block)
             raise
@@ -271,21 +282,15 @@ class ProducerEnd:
             )
         if self.giant_bytes + length > self.limits.giant_bytes:
             raise NoCredit(f"{self.giant_bytes} bytes lie in memory of their own", shared=True)
-        self.credits.spend(flow.grant, length)
         self.giant_bytes += length
         return GIANT, Place(flow)
 
     # How it goes
 
-    def _give_back(self, slot: Slot[Place], edge: str, changes: Changes) -> None:
-        self.credits.give_back(slot.owner.flow.grant, edge, slot.length)
-        if not slot.claims:
-            self._free(slot, changes)
-
     def _free(self, slot: Slot[Place], changes: Changes) -> None:
         place = slot.owner
         flow = place.flow
-        if slot.state is SlotState.FILLED:
+        if slot.state is _FILLED:
             for edge in flow.grant.outstanding:
                 self.credits.give_back(flow.grant, edge, slot.length)
         self.slots.free(slot)
@@ -298,14 +303,14 @@ class ProducerEnd:
             self.giant_bytes -= slot.length
         self.credits.free(flow.grant, slot.length, place.extra_bytes)
         changes.freed.append(slot)
-        if flow.grant.state is not GrantState.LIVE:
+        if flow.grant.state is not _LIVE:
             self._forget_ended(flow)
 
     def _void(self, flow: Flow, changes: Changes) -> list[Slot[Place]]:
         """Void a flow; the slots that consumers have are left to them."""
         self.credits.void(flow.grant)
         for slot in list(flow.slots):
-            if slot.state is SlotState.FILLED:
+            if slot.state is _FILLED:
                 self._free(slot, changes)
         offered = list(flow.slots)
         self._forget_ended(flow)
@@ -313,7 +318,7 @@ class ProducerEnd:
 
     def _forget_ended(self, flow: Flow) -> None:
         """Give an ended flow's window back once nothing lies in it."""
-        if flow.grant.state is GrantState.LIVE or flow.slots:
+        if flow.grant.state is _LIVE or flow.slots:
             return
         flows = self._flows.get(flow.session, {})
         if flow not in flows:

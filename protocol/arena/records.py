@@ -11,6 +11,7 @@ abandons; each stands for at most one record on its way there and one back.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import struct
@@ -43,32 +44,51 @@ def outbox_bytes(claims: int) -> int:
 
 
 class Outbox:
-    """The writing end of a ring of records; `flush` wakes the reader once for all."""
+    """The writing end of a ring of records, used on the running loop.
+
+    What is told first in a turn of the loop wakes the reader at once, what is told beside
+    it wakes it once more at the end of the turn. After `close` nothing is told.
+    """
 
     def __init__(self, memory: mmap.mmap, wake_fd: int) -> None:
         self._memory = memory
         self._size = len(memory)
         self._wake_fd = wake_fd
         self._position = 0
-        self._written = 0
+        self._unsaid = 0
+        self._end_due = False
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
 
-    def write(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
-        """Add a record that the reader sees after the next `flush`."""
+    def tell(self, kind: int, slot: int, generation: int, offset: int, key: int) -> None:
+        """Write a record and wake the reader."""
+        if self._closed:
+            return
         position = self._position
         _pack_into(self._memory, position, kind, slot, generation, offset, key)
         position += _RECORD_BYTES
         self._position = position if position != self._size else 0
-        self._written += 1
+        if self._end_due:
+            self._unsaid += 1
+        else:
+            os.eventfd_write(self._wake_fd, 1)
+            self._end_due = True
+            self._loop.call_soon(self._end_of_turn)
 
     def flush(self) -> None:
-        """Wake the reader, if there is anything to read."""
-        if self._written:
-            written, self._written = self._written, 0
-            os.eventfd_write(self._wake_fd, written)
+        """Wake the reader now for what it has not been woken for."""
+        if self._unsaid and not self._closed:
+            unsaid, self._unsaid = self._unsaid, 0
+            os.eventfd_write(self._wake_fd, unsaid)
 
     def close(self) -> None:
-        """Unmap the ring."""
+        """Unmap the ring. Idempotent."""
+        self._closed = True
         self._memory.close()
+
+    def _end_of_turn(self) -> None:
+        self._end_due = False
+        self.flush()
 
 
 class Inbox:

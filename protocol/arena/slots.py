@@ -25,6 +25,10 @@ class SlotState(StrEnum):
     OFFERED = "offered"
 
 
+# An attribute of an Enum class costs five times a name of the module.
+_FILLED, _OFFERED = SlotState.FILLED, SlotState.OFFERED
+
+
 class Slot(msgspec.Struct, Generic[OwnerT], eq=False):
     """One payload in the arena, `length` bytes at `offset`.
 
@@ -37,7 +41,7 @@ class Slot(msgspec.Struct, Generic[OwnerT], eq=False):
     offset: int
     length: int
     owner: OwnerT
-    state: SlotState = SlotState.FILLED
+    state: SlotState = _FILLED
     claims: dict[str, str] = {}
     abandoned: bool = False
 
@@ -60,7 +64,7 @@ class Slots(Generic[OwnerT]):
         self.unused = list(range(capacity - 1, -1, -1))
         """The indexes of free slots."""
         self._generations = [0] * capacity
-        self._claimed: dict[str, dict[int, None]] = {}
+        self._loads: dict[str, int] = {}
         self._unanswered: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -68,16 +72,16 @@ class Slots(Generic[OwnerT]):
 
     def add_consumer(self, consumer: str) -> None:
         """`consumer` may have claims from now on."""
-        self._claimed[consumer] = {}
+        self._loads[consumer] = 0
         self._unanswered[consumer] = 0
 
     def knows(self, consumer: str) -> bool:
         """Whether `consumer` is there."""
-        return consumer in self._claimed
+        return consumer in self._loads
 
     def load(self, consumer: str) -> int:
         """The consumer's claims and unanswered abandons."""
-        return len(self._claimed[consumer]) + self._unanswered[consumer]
+        return self._loads[consumer]
 
     def fill(self, offset: int, length: int, owner: OwnerT) -> Slot[OwnerT]:
         """A new slot that no consumer knows yet. Raises NoCredit when all are in use."""
@@ -94,23 +98,23 @@ class Slots(Generic[OwnerT]):
 
         Raises NoCredit, with nothing changed, when one of them has too many.
         """
-        if slot.state is not SlotState.FILLED:
+        if slot.state is not _FILLED:
             raise PayloadClaimed("the payload has been offered already")
+        loads = self._loads
         for consumer in claims:
-            load = len(self._claimed[consumer]) + self._unanswered[consumer]
-            if load >= self.claims_per_consumer:
+            if loads[consumer] >= self.claims_per_consumer:
                 raise NoCredit(f"{consumer} holds {self.claims_per_consumer} payloads", shared=True)
-        slot.state = SlotState.OFFERED
+        slot.state = _OFFERED
         slot.claims = dict(claims)
         for consumer in claims:
-            self._claimed[consumer][slot.index] = None
+            loads[consumer] += 1
 
     def renew(self, slot: Slot[OwnerT]) -> None:
         """Make the slot's place ready for other content: what named it names nothing now.
 
         Raises PayloadClaimed once it has been offered.
         """
-        if slot.state is not SlotState.FILLED:
+        if slot.state is not _FILLED:
             raise PayloadClaimed("a consumer may be reading the payload")
         slot.generation = self._generations[slot.index] = slot.generation + 1
         slot.key = self._next_key()
@@ -129,11 +133,13 @@ class Slots(Generic[OwnerT]):
 
         Raises DescriptorRefused when it has none. The caller frees a slot without claims.
         """
-        slot = self.find(index, generation, key)
+        slot = self._slots.get(index)
+        if slot is None or slot.generation != generation or slot.key != key:
+            raise DescriptorRefused("the record names no payload of this arena")
         edge = slot.claims.pop(consumer, None)
         if edge is None:
             raise DescriptorRefused(f"{consumer} has no claim on the payload")
-        del self._claimed[consumer][index]
+        self._loads[consumer] -= 1
         return slot, edge
 
     def abandon(self, slot: Slot[OwnerT]) -> list[str]:
@@ -143,6 +149,7 @@ class Slots(Generic[OwnerT]):
         slot.abandoned = True
         for consumer in slot.claims:
             self._unanswered[consumer] += 1
+            self._loads[consumer] += 1
         return list(slot.claims)
 
     def abandon_answered(self, consumer: str) -> None:
@@ -150,11 +157,13 @@ class Slots(Generic[OwnerT]):
         if not self._unanswered[consumer]:
             raise DescriptorRefused(f"{consumer} answers what it was not asked")
         self._unanswered[consumer] -= 1
+        self._loads[consumer] -= 1
 
     def lose(self, consumer: str) -> list[tuple[Slot[OwnerT], str]]:
         """The consumer is gone and its claims with it: each slot and edge that it had."""
         self._unanswered.pop(consumer, None)
-        held = [self._slots[index] for index in self._claimed.pop(consumer, {})]
+        self._loads.pop(consumer, None)
+        held = [slot for slot in self._slots.values() if consumer in slot.claims]
         return [(slot, slot.claims.pop(consumer)) for slot in held]
 
     def free(self, slot: Slot[OwnerT]) -> None:

@@ -21,6 +21,9 @@ from protocol.arena.content import Description
 from protocol.connectors import ShmDescriptor
 from protocol.payloads import Payload, PayloadType
 
+# An attribute of an Enum class costs five times a name of the module.
+_TEXT = PayloadType.TEXT
+
 
 class _Root(weakref.ref[npt.NDArray[np.uint8]]):
     """Sees the last view of a payload go: every view keeps the referent alive."""
@@ -85,7 +88,7 @@ class Views:
         size_bytes = descriptor.size_bytes
         root = None
         data: Any
-        if size_bytes <= self._copied_bytes or description.type is PayloadType.TEXT:
+        if size_bytes <= self._copied_bytes or description.type is _TEXT:
             data = source[start : start + size_bytes]
         else:
             root = memory.view(source, start, size_bytes)
