@@ -39,6 +39,11 @@ class Backlog:
             or len(self._stopping) > STOPPING_TURNS
         )
 
+    @property
+    def input_bytes(self) -> int:
+        """Stream input that the worker has not applied yet."""
+        return self._input_bytes
+
     def input(self, sequence: int, size: int) -> None:
         """Stream input number `sequence`, of `size` bytes, was sent."""
         self._inputs.append((sequence, size))

@@ -89,8 +89,10 @@ class Binding:
         self._awaited = self._command_id()
         self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
 
-    def lost(self) -> None:
-        """The worker is gone. What waited for a worker goes on waiting."""
+    def lost(self) -> int:
+        """The worker is gone, and so are the bytes of stream input that are returned: it had
+        not applied them. What waited for a worker goes on waiting."""
+        unapplied_bytes = self._backlog.input_bytes
         self.worker = None
         self._sequence = 0
         self._controls = 0
@@ -98,6 +100,7 @@ class Binding:
         self._configuring.clear()
         self._backlog.clear()
         self.state = BindingState.UNBOUND
+        return unapplied_bytes
 
     def reported(self, report: Report) -> None:
         """Take account of what the worker has worked off."""

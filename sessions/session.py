@@ -222,13 +222,13 @@ class Session:
         binding = self._bindings[stage]
         if binding.state in (BindingState.UNBOUND, BindingState.BINDING):
             return
-        binding.lost()
+        unapplied_bytes = binding.lost()
         match self.state:
             case State.OPENING:
                 error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
                 self._close(CloseReason.ENGINE_LOST, error)
             case State.ACTIVE:
-                self._machine.stage_lost(stage, self._now_ms)
+                self._machine.stage_lost(stage, unapplied_bytes, self._now_ms)
                 binding.bind()
             case State.CLOSING:
                 self._release_if_free()

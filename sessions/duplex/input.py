@@ -58,7 +58,7 @@ class Input:
         self._speech_start_ms = 0
         self._hearings: dict[int, _Hearing] = {}
         self._unheard_samples = 0
-        """Audio that came while no worker was there to take it."""
+        """Audio that no worker has taken, and of which the client has not been told."""
 
     @property
     def clock_ms(self) -> int:
@@ -205,8 +205,11 @@ class Input:
             self._replies.think_waiting()
         return True
 
-    def lost(self) -> None:
-        """The worker that held the audio is gone: say what of it is lost."""
+    def lost(self, unapplied_bytes: int) -> None:
+        """The worker that held the audio is gone: say what of it is lost.
+
+        What it had not applied may have been speech that it never noticed.
+        """
         context = self._context
         error = SessionStateLost("the worker that held the input audio was lost").info()
         detection = context.settings.audio.input.turn_detection
@@ -222,6 +225,8 @@ class Input:
         elif detection is None and buffered_ms >= MINIMUM_COMMIT_MS:
             context.emit(Refused(error, None))
             context.emit(InputCleared())
+        else:
+            self._unheard_samples += unapplied_bytes // 2
         self._cut(end_ms)
 
     def found(self) -> None:
@@ -230,7 +235,7 @@ class Input:
         self._unheard_samples = 0
         if unheard_ms:
             error = SessionStateLost(
-                f"{unheard_ms} ms of audio came while no worker was there to hear them",
+                f"{unheard_ms} ms of audio came while no worker heard them",
                 code="input_audio_lost",
             )
             self._context.emit(Refused(error.info(), None))

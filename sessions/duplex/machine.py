@@ -240,11 +240,14 @@ class DuplexMachine:
         context.bindings[stage].configure()
         self._settings_changed()
 
-    def stage_lost(self, stage: str, now_ms: float) -> None:
-        """The worker of `stage` is gone, with what it held of this session."""
+    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+        """The worker of `stage` is gone, with what it held of this session.
+
+        Of the stream input it was sent it had not applied `unapplied_bytes`.
+        """
         self._context.now_ms = now_ms
         if stage == self._context.roles.hear:
-            self._input.lost()
+            self._input.lost(unapplied_bytes)
         self._context.orchestrator.stage_lost(stage)
         self._pump()
 

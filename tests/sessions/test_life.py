@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import CapacityExceeded, ErrorKind
-from protocol.messages import Close, Configure, Open, Run, Signal, TurnStatus, Update
-from sessions.actions import ClientBlocked, CloseRequested, OpenRequested
+from protocol.messages import (
+    Close,
+    Configure,
+    Open,
+    ReceivedThrough,
+    Run,
+    Signal,
+    TurnStatus,
+    Update,
+)
+from sessions.actions import ClientBlocked, CloseRequested, OpenRequested, Reported
 from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
@@ -232,6 +241,18 @@ def test_audio_that_nobody_could_hear_is_told_once_somebody_can() -> None:
     assert error.message.startswith("500 ms")
     harness.lose("listen", back=True)
     assert len(harness.all(Refused)) == 1
+
+
+def test_audio_that_a_silent_worker_had_not_applied_is_told() -> None:
+    # A worker that hangs is given up only after seconds, in which the user may have spoken.
+    harness = Harness()
+    for _ in range(3):
+        harness.say(AppendAudio(PCM_MS * 300))
+    harness.feed(Reported("listen", ReceivedThrough("sess_1", 1)))
+    harness.lose("listen", back=True)
+    error = harness.one(Refused).error
+    assert error.code == "input_audio_lost"
+    assert error.message.startswith("600 ms")
 
 
 def test_what_comes_while_a_worker_opens_the_session_reaches_it_in_order() -> None:
