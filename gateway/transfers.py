@@ -19,6 +19,7 @@ from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
 from protocol.connectors import Descriptor, InlineDescriptor, ShmDescriptor, Traffic
 from protocol.edges import (
     CLIENT,
+    COPIED_BYTES,
     INPUT_WINDOW_BYTES,
     ConnectorKind,
     InputNote,
@@ -71,7 +72,7 @@ class Transfers:
         self._held: dict[tuple[str, str, int], deque[tuple[int, ShmDescriptor]]] = {}
         paths = [path for e in endpoints if (path := gateway_arena(e, incarnation)) is not None]
         if paths and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
-            self._shm = ShmConnector(paths[0], incarnation)
+            self._shm = ShmConnector(paths[0], incarnation, copied_bytes=COPIED_BYTES)
 
     async def attach(self, endpoint: str) -> str | None:
         """Attach to the arena of the worker at `endpoint`, and wait until it has attached here.

@@ -39,8 +39,8 @@ import zmq
 from loadtest.handover import figures, pin, void
 from loadtest.machine import Disturbance, description
 from protocol.arena import ArenaLimits, Arrival
-from protocol.arrays import array_payload
-from protocol.payloads import PayloadType
+from protocol.edges import COPIED_BYTES
+from protocol.payloads import audio_payload
 from protocol.shm_connector import ShmConnector, ShmFlow
 
 FRAME_BYTES = 960
@@ -72,7 +72,8 @@ def serve_arena(control: Connection, directory: str) -> None:
 
     async def run() -> None:
         limits = ArenaLimits(size_bytes=16 << 20)
-        connector = ShmConnector(f"{directory}/worker", "worker", limits)
+        path = f"{directory}/worker"
+        connector = ShmConnector(path, "worker", limits, copied_bytes=COPIED_BYTES)
         flows: dict[str, ShmFlow] = {}
 
         def arrived(arrival: Arrival) -> None:
@@ -136,7 +137,7 @@ class Gateway:
         self._directory = directory
         self._frame = np.arange(FRAME_BYTES, dtype=np.uint16).astype(np.uint8)
         self._bytes = self._frame.tobytes()
-        self._payload = array_payload(PayloadType.AUDIO, self._frame)
+        self._payload = audio_payload(self._bytes, 24000)
         self._segment = segment(directory)
         self._view = memoryview(self._segment)
         self._wake_fd, self._woken_fd = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
@@ -167,7 +168,9 @@ class Gateway:
         """Wait for the workers."""
         limits = ArenaLimits(size_bytes=16 << 20)
         path = f"{self._directory}/gateway"
-        self._connector = ShmConnector(path, "gateway", limits, on_arrival=self._arrived)
+        self._connector = ShmConnector(
+            path, "gateway", limits, copied_bytes=COPIED_BYTES, on_arrival=self._arrived
+        )
         self._controls["arena"].send("listening")
         await self._connector.consumer("worker", 30.0)
         await self._connector.attach(f"{self._directory}/worker")

@@ -15,6 +15,8 @@ INPUT_WINDOW_BYTES = 256 * 1024
 """Arena bytes of a session's stream input to one stage: 5 s of audio."""
 OUTPUT_WINDOW_BYTES = 256 * 1024
 """Arena bytes of one turn's output on one edge."""
+COPIED_BYTES = 4096
+"""Payloads up to this size are copied out of the arena: that costs less than a view."""
 
 
 class ConnectorKind(StrEnum):

@@ -15,7 +15,7 @@ import structlog
 
 from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
 from protocol.connectors import Descriptor, InlineConnector
-from protocol.edges import ConnectorKind, OutputEdge, gateway_arena, worker_arena
+from protocol.edges import COPIED_BYTES, ConnectorKind, OutputEdge, gateway_arena, worker_arena
 from protocol.errors import AntiphonError
 from protocol.messages import Output, TurnEnded
 from protocol.payloads import Payload
@@ -94,7 +94,7 @@ class Transfers:
         self._attaching: dict[str, asyncio.Task[None]] = {}
         path = worker_arena(endpoint)
         if path is not None and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
-            self._shm = ShmConnector(path, name, on_arrival=on_input)
+            self._shm = ShmConnector(path, name, copied_bytes=COPIED_BYTES, on_arrival=on_input)
 
     # Peers
 

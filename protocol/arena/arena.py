@@ -132,7 +132,9 @@ class Arena:
         except BaseException:
             self._apply(self._machine.discard(slot))
             raise
-        return self._descriptor(slot, payload)
+        return ShmDescriptor(
+            self.id, slot.index, slot.generation, slot.offset, slot.key, len(payload.data)
+        )
 
     async def put_when_ready(
         self,
@@ -181,7 +183,7 @@ class Arena:
             raise PayloadClaimed("a payload with memory of its own is not replaced")
         size_bytes = content.data_start(len(description)) + len(payload.data)
         self._machine.renew(slot, size_bytes)
-        self._write(slot, description, b"", payload.data)
+        content.write(self._map, slot, description, b"", payload.data)
         return self._descriptor(slot, payload)
 
     def offer(self, descriptor: ShmDescriptor, *, tell: bool = False) -> None:
@@ -255,20 +257,16 @@ class Arena:
         size_bytes = content.data_start(len(description) + len(note)) + len(data)
         slot = self._machine.fill(flow, size_bytes)
         try:
-            self._write(slot, description, note, data)
+            if slot.offset == GIANT:
+                head = content.head(slot, description, note, len(data))
+                fd = memory.create_filled("antiphon-payload", [head, data])
+                self._giants[slot] = SharedFile(fd)
+            else:
+                content.write(self._map, slot, description, note, data)
         except BaseException:
             self._apply(self._machine.discard(slot))
             raise
         return slot
-
-    def _write(self, slot: Slot[Place], description: bytes, note: bytes, data: bytes) -> None:
-        index, generation, key = slot.index, slot.generation, slot.key
-        if slot.offset == GIANT:
-            head = content.head(index, generation, key, description, note, len(data))
-            fd = memory.create_filled("antiphon-payload", [head, data])
-            self._giants[slot] = SharedFile(fd)
-        else:
-            content.write(self._map, slot.offset, index, generation, key, description, note, data)
 
     def _descriptor(self, slot: Slot[Place], payload: Payload) -> ShmDescriptor:
         return ShmDescriptor(

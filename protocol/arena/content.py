@@ -15,12 +15,14 @@ from typing import Any
 
 import msgspec
 
-from protocol.arena.producer import ALIGNMENT_BYTES
+from protocol.arena.producer import ALIGNMENT_BYTES, Place
+from protocol.arena.slots import Slot
 from protocol.connector_errors import DescriptorRefused
 from protocol.payloads import Payload, PayloadType
 
 _HEADER = struct.Struct("<QQIII4xQ")
 _HEADER_BYTES = _HEADER.size
+_pack_into = _HEADER.pack_into
 _PADDING = ALIGNMENT_BYTES - 1
 
 
@@ -73,31 +75,31 @@ def data_start(text_bytes: int) -> int:
     return (_HEADER_BYTES + text_bytes + _PADDING) & -ALIGNMENT_BYTES
 
 
-def head(
-    slot: int, generation: int, key: int, description: bytes, note: bytes, data_bytes: int
-) -> bytes:
+def head(slot: Slot[Place], description: bytes, note: bytes, data_bytes: int) -> bytes:
     """Header, description and note, padded to where the data begins."""
     text = description + note
-    header = _HEADER.pack(key, generation, slot, len(description), len(note), data_bytes)
+    header = _HEADER.pack(
+        slot.key, slot.generation, slot.index, len(description), len(note), data_bytes
+    )
     return (header + text).ljust(data_start(len(text)), b"\0")
 
 
 def write(
-    memory: mmap.mmap,
-    offset: int,
-    slot: int,
-    generation: int,
-    key: int,
-    description: bytes,
-    note: bytes,
-    data: bytes,
+    memory: mmap.mmap, slot: Slot[Place], description: bytes, note: bytes, data: bytes
 ) -> None:
-    """Write a payload at `offset` of a writable map."""
-    size_bytes = len(data)
-    _HEADER.pack_into(
-        memory, offset, key, generation, slot, len(description), len(note), size_bytes
+    """Write a payload to its slot's place in a writable map."""
+    offset, size_bytes = slot.offset, len(data)
+    _pack_into(
+        memory,
+        offset,
+        slot.key,
+        slot.generation,
+        slot.index,
+        len(description),
+        len(note),
+        size_bytes,
     )
-    text = description + note
+    text = description + note if note else description
     start = offset + _HEADER_BYTES
     end = start + len(text)
     memory[start:end] = text

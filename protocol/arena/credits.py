@@ -84,9 +84,11 @@ class Credits:
         if grant.state is not _LIVE:
             raise TurnVoid(f"turn {grant.turn} puts nothing more")
         window = grant.window_bytes
-        for spent in grant.outstanding.values():
-            if spent and spent + size_bytes > window:
-                raise NoCredit(f"turn {grant.turn} has used its window of {window} bytes")
+        # No edge has spent more than lies in the arena.
+        if grant.used_bytes + size_bytes > window:
+            for spent in grant.outstanding.values():
+                if spent and spent + size_bytes > window:
+                    raise NoCredit(f"turn {grant.turn} has used its window of {window} bytes")
 
         for edge in grant.outstanding:
             grant.outstanding[edge] += size_bytes

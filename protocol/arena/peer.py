@@ -8,6 +8,7 @@ import mmap
 import socket
 from collections import deque
 from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,7 +17,6 @@ import structlog
 
 from protocol.arena import content, handshake, memory
 from protocol.arena.consumer import ConsumerEnd
-from protocol.arena.content import Description
 from protocol.arena.handshake import OwnMemory, Welcome
 from protocol.arena.records import (
     ABANDON,
@@ -38,9 +38,12 @@ from protocol.connector_errors import (
     TurnVoid,
 )
 from protocol.connectors import ShmDescriptor, Traffic
-from protocol.payloads import Payload
+from protocol.payloads import Payload, PayloadType
 
 _log = structlog.get_logger(__name__)
+
+# An attribute of an Enum class costs five times a name of the module.
+_TEXT = PayloadType.TEXT
 
 _KNOWN_DESCRIPTIONS = 4096
 """Descriptions that are kept decoded; the payloads of a flow have few."""
@@ -71,7 +74,10 @@ class Arrival(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct, eq=False):
     """What payloads are and where they belong, as this consumer sees it."""
 
-    description: Description
+    type: PayloadType
+    dtype: str
+    shape: tuple[int, ...]
+    attributes: dict[str, Any]
     edge: str
     session: str
     turn: int
@@ -116,7 +122,9 @@ class Attachment:
         self._on_lost = on_lost
         self._machine = ConsumerEnd(welcome.slots)
         self._slots = welcome.slots
-        self._views = Views(copied_bytes, self._views_gone)
+        self._copied_bytes = copied_bytes
+        self._taken: dict[int, Arrival] = {}
+        self._views = Views(self._views_gone)
         self._known: dict[bytes, _Known] = {}
         self._giants: dict[tuple[int, int], mmap.mmap] = {}
         self._unwanted: dict[tuple[int, int], ShmDescriptor] = {}
@@ -137,7 +145,7 @@ class Attachment:
     @property
     def held(self) -> int:
         """Payloads taken and not released."""
-        return len(self._views)
+        return len(self._taken)
 
     @property
     def lingering(self) -> int:
@@ -152,8 +160,10 @@ class Attachment:
         then), NotAttached when it has memory of its own that is still on its way,
         PeerLost when the producer is gone.
         """
-        taken = self._views.find(descriptor)
-        return self._take(descriptor) if taken is None else taken.payload
+        taken = self._taken.get(descriptor.slot)
+        if taken is not None and taken.descriptor == descriptor:
+            return taken.payload
+        return self._take(descriptor)
 
     async def receive(self, descriptor: ShmDescriptor, timeout_s: float | None = None) -> Payload:
         """`get`, waiting for memory that is on its way. Raises TransferTimeout."""
@@ -175,21 +185,27 @@ class Attachment:
         gone: nothing is written over while it can be read. Releasing twice changes nothing.
         Raises DescriptorRefused for a payload that was never taken here.
         """
-        open_still = not self._closed and not self.lost
-        if open_still and self._views.drop_copy(descriptor):
-            # The usual small payload: nothing of it can be alive, so nothing is watched.
-            if self._machine.release_copy(descriptor.slot, descriptor.generation):
-                self._gave_back(descriptor)
+        slot, generation = descriptor.slot, descriptor.generation
+        taken = self._taken.get(slot)
+        if taken is None or (taken.descriptor is not descriptor and taken.descriptor != descriptor):
+            if taken is not None and taken.descriptor.generation == generation:
+                raise DescriptorRefused("the descriptor names no payload of this arena")
+            if not self._closed and not self.lost:
+                self._machine.release(slot, generation)
             return
-        if open_still:
-            self._machine.release(descriptor.slot, descriptor.generation)
-        self._views.drop(descriptor)
+        del self._taken[slot]
+        if slot in self._views:
+            self._machine.release(slot, generation)
+            self._views.drop(descriptor, cast(memoryview, taken.payload.data))
+        elif self._machine.release_copy(slot, generation):
+            self._gave_back(descriptor)
 
     def discard(self, descriptor: ShmDescriptor) -> None:
         """Give a payload back without reading it. What names nothing is let be."""
         if self._closed or self.lost:
             return
-        if self._views.find(descriptor) is None:
+        taken = self._taken.get(descriptor.slot)
+        if taken is None or taken.descriptor != descriptor:
             try:
                 self._take(descriptor)
             except NotAttached:
@@ -215,7 +231,7 @@ class Attachment:
         if self._closing:
             return
         self._closing = True
-        for taken in self._views.all():
+        for taken in list(self._taken.values()):
             self.release(taken.descriptor)
         self._waiting.fail_all(PeerLost(f"the arena of {self.producer} is gone"))
         self._outbox.flush()
@@ -226,13 +242,17 @@ class Attachment:
     def _take(self, descriptor: ShmDescriptor) -> Payload:
         if self.lost or self._closing:
             raise PeerLost(f"the arena of {self.producer} is gone")
-        found = self._find(
-            descriptor.slot,
-            descriptor.generation,
-            descriptor.offset,
-            descriptor.key,
-            descriptor.size_bytes,
-        )
+        try:
+            found = self._find(
+                descriptor.slot,
+                descriptor.generation,
+                descriptor.offset,
+                descriptor.key,
+                descriptor.size_bytes,
+            )
+        except DescriptorRefused:
+            self.refused += 1
+            raise
         if found is None:
             raise TurnVoid("the payload's turn is void")
         return found.payload
@@ -242,33 +262,44 @@ class Attachment:
     ) -> Arrival | None:
         """Take what these name; None, and its release, when its turn is void."""
         source, start = (self._map, offset) if offset != GIANT else self._own(slot, generation)
-        try:
-            encoded, note, start, found_bytes = content.find(source, start, slot, generation, key)
-            if size_bytes is not None and size_bytes != found_bytes:
-                raise DescriptorRefused("the descriptor has another length than its payload")
-            known = self._known.get(encoded) or self._read(encoded)
-            self._machine.take(slot, generation)
-        except DescriptorRefused:
-            self.refused += 1
-            raise
+        encoded, note, start, found_bytes = content.find(source, start, slot, generation, key)
+        if size_bytes is not None and size_bytes != found_bytes:
+            raise DescriptorRefused("the descriptor has another length than its payload")
+        known = self._known.get(encoded) or self._read(encoded)
+        self._machine.take(slot, generation)
         descriptor = ShmDescriptor(self.arena, slot, generation, offset, key, found_bytes)
         if self._void and (known.session, known.turn) in self._void:
-            self._machine.release(slot, generation)
-            self._views_gone(descriptor)
+            if self._machine.release_copy(slot, generation):
+                self._gave_back(descriptor)
             return None
         traffic = known.traffic
         traffic.payloads += 1
         traffic.bytes += found_bytes
-        payload = self._views.take(descriptor, known.description, source, start)
-        return Arrival(
+        data: Any
+        if found_bytes <= self._copied_bytes or known.type is _TEXT:
+            data = source[start : start + found_bytes]
+        else:
+            data = self._views.make(slot, source, start, found_bytes)
+        payload = Payload(known.type, data, known.dtype, known.shape, known.attributes.copy())
+        taken = self._taken[slot] = Arrival(
             self.producer, descriptor, payload, known.edge, known.session, known.turn, note
         )
+        return taken
 
     def _read(self, encoded: bytes) -> _Known:
         description, belongs = content.read_description(encoded)
         edge = belongs.edges.get(self._name, "")
         traffic = self._traffic.setdefault(edge, Traffic())
-        known = _Known(description, edge, belongs.session, belongs.turn, traffic)
+        known = _Known(
+            description.type,
+            description.dtype,
+            description.shape,
+            description.attributes,
+            edge,
+            belongs.session,
+            belongs.turn,
+            traffic,
+        )
         if len(encoded) <= _LONGEST_KNOWN_BYTES:
             if len(self._known) >= _KNOWN_DESCRIPTIONS:
                 self._known.clear()
@@ -289,14 +320,14 @@ class Attachment:
             self._gave_back(descriptor)
         if self._closed:
             self._unmap()
-        elif self._closing:
-            self._close_if_done()
 
     def _gave_back(self, descriptor: ShmDescriptor) -> None:
         slot, generation = descriptor.slot, descriptor.generation
         if descriptor.offset == GIANT:
             self._giants.pop((slot, generation), None)
         self._outbox.tell(RELEASE, slot, generation, 0, descriptor.key)
+        if self._closing:
+            self._close_if_done()
 
     # Between the ends
 
@@ -322,17 +353,18 @@ class Attachment:
 
     def _arrive(self) -> None:
         while self._arriving and not self._closing:
-            _, slot, generation, offset, key = self._arriving[0]
-            arrival = None
+            record = self._arriving.popleft()
+            _, slot, generation, offset, key = record
             try:
-                # What its producer has taken back meanwhile was released then.
-                if self._machine.may_arrive(slot, generation):
-                    arrival = self._find(slot, generation, offset, key, None)
+                arrival = self._find(slot, generation, offset, key, None)
             except NotAttached:
+                self._arriving.appendleft(record)
                 return
             except DescriptorRefused as error:
-                _log.error("arena_record_refused", producer=self.producer, reason=error.message)
-            self._arriving.popleft()
+                # What its producer has taken back meanwhile was released then.
+                if self._machine.may_arrive(slot, generation):
+                    self._refuse(error)
+                continue
             if arrival is None:
                 continue
             try:
@@ -387,7 +419,8 @@ class Attachment:
             self._on_lost(self)
 
     def _close_if_done(self) -> None:
-        if self._closing and not self.lost and not len(self._views) and not self._machine.lingering:
+        if self._closing and not self.lost and not len(self._machine):
+            self._outbox.flush()
             self._close()
 
     def _close(self) -> None:
