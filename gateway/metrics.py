@@ -172,10 +172,6 @@ class GatewayMetrics:
         """`depth()` is how many messages to `worker` are not acknowledged."""
         self._links[worker] = depth
 
-    def forget_link(self, worker: str) -> None:
-        """There is no link to `worker` any more."""
-        self._links.pop(worker, None)
-
     # Connections, told by surfaces
 
     def error_told(self, code: str) -> None:

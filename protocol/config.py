@@ -198,13 +198,6 @@ class PipelineConfig(_Section):
         """The stage that takes the client's input: the one that no edge leads to."""
         return self.stages[0]
 
-    def voice(self, name: str) -> str | None:
-        """The speaking stage's name for the voice that a client calls `name`."""
-        for voice, aliases in self.voices.items():
-            if name == voice or name in aliases:
-                return voice
-        return None
-
     def _named_stages(self) -> Iterator[str]:
         for edge in self.edges:
             yield edge.source
@@ -213,26 +206,12 @@ class PipelineConfig(_Section):
 
 
 class Config(_Section):
-    """A whole deployment."""
+    """A whole deployment. A client that names no pipeline gets the first one."""
 
     gateway: GatewayConfig = GatewayConfig()
     directory: Literal["memory"] = "memory"
     stages: dict[Name, StageConfig] = Field(min_length=1)
     pipelines: dict[Name, PipelineConfig] = Field(min_length=1)
-
-    @property
-    def default_pipeline(self) -> str:
-        """The pipeline of a client that names none: the first in the file."""
-        return next(iter(self.pipelines))
-
-    def resolve_pipeline(self, model: str) -> str | None:
-        """The pipeline that a client's `model` names, by its name or an alias."""
-        if model in self.pipelines:
-            return model
-        for name, pipeline in self.pipelines.items():
-            if model in pipeline.aliases:
-                return name
-        return None
 
 
 _OPTIONS = tuple(

@@ -2,7 +2,8 @@
 
 Every command carries a fence; every report names the session and, where it
 belongs to one, the turn. The link below (`protocol.link`) orders, acknowledges
-and retransmits them; it does not look inside.
+and retransmits them; it does not look inside. Whether two processes speak the same
+messages is settled when the link begins: a change of them is a new `LINK_VERSION`.
 
 A worker applies a session's commands in the order of their arrival, each after the
 stream input that arrived before it. Where input comes by another path than commands,
@@ -19,8 +20,6 @@ import msgspec
 from protocol.connectors import Descriptor
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
-
-PROTOCOL_VERSION = 1
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from gateway.pipelines import catalogue
+from protocol.config import Config
+
+CONFIG = Config.model_validate(
+    {
+        "stages": {"speak": {"engine": "codec"}},
+        "pipelines": {
+            "voice": {
+                "kind": "duplex",
+                "required": True,
+                "aliases": ["gpt-realtime"],
+                "outputs": {"audio": "speak"},
+                "limits": {"sessions": 3, "idle_s": 1.5, "stall_s": 7},
+                "defaults": {"instructions": "Hi.", "voice": "amy"},
+                "voices": {"joe": ["alloy", "marin"], "amy": []},
+            },
+            "other": {"kind": "duplex", "outputs": {"audio": "speak"}},
+        },
+    }
+)
+
+
+def test_a_model_names_a_pipeline_or_an_alias_of_one() -> None:
+    made = catalogue(CONFIG)
+    assert made.aliases == {"voice": "voice", "gpt-realtime": "voice", "other": "other"}
+    assert made.required == {"voice"}
+    assert list(made.pipelines) == ["voice", "other"]
+
+
+def test_a_voice_answers_to_its_aliases() -> None:
+    pipeline = catalogue(CONFIG).pipelines["voice"]
+    assert pipeline.voices == {"joe": "joe", "alloy": "joe", "marin": "joe", "amy": "amy"}
+    assert (pipeline.voice, pipeline.instructions) == ("amy", "Hi.")
+
+
+def test_a_pipeline_without_voices_leaves_the_choice_to_its_engine() -> None:
+    pipeline = catalogue(CONFIG).pipelines["other"]
+    assert pipeline.voices == {pipeline.voice: pipeline.voice}
+
+
+def test_limits_are_told_in_ms() -> None:
+    limits = catalogue(CONFIG).pipelines["voice"].limits
+    assert (limits.sessions, limits.idle_ms, limits.stall_ms) == (3, 1_500, 7_000)
