@@ -146,16 +146,17 @@ class ProducerMachine(RuleBasedStateMachine):
         name = [slot.index, slot.generation, slot.key]
         if forge:
             name[forge - 1] += 1000
+        index, generation, key = name
         if forge or consumer not in slot.claims:
             before = self.end.freeze()
             with pytest.raises(DescriptorRefused):
-                self.end.release(consumer, *name)
+                self.end.release(consumer, index, generation, key)
             assert self.end.freeze() == before
             return
         edge = slot.claims[consumer]
         grant = slot.owner.flow.grant
         spent = grant.outstanding.get(edge, 0)
-        self.freed(self.end.release(consumer, *name))
+        self.freed(self.end.release(consumer, index, generation, key))
         # A late release of a void turn returns no credit; any other returns its bytes.
         returned = 0 if grant.state is GrantState.VOID else slot.length
         assert grant.outstanding.get(edge, 0) == spent - returned
