@@ -96,6 +96,9 @@ def read_source(path: Path, environment: Mapping[str, str]) -> Source:
         raise ConfigError(f"{path}:{line}: {_yaml_reason(error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {_yaml_reason(error)}") from None
+    except RecursionError:
+        line = loader.get_mark().line + 1
+        raise ConfigError(f"{path}:{line}: is nested too deeply") from None
     finally:
         loader.dispose()
     if not isinstance(value, dict):

@@ -214,6 +214,7 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
         ("", "1: stages: is missing"),
         ("a: !!python/object:os.system {}\n", "1: is not valid YAML: unknown tag"),
         ("{}: 1\n", "1: a key must be plain text"),
+        ("gateway: {}\na: " + "[" * 20_000 + "\n", "2: is nested too deeply"),
     ],
 )
 def test_what_is_not_a_config_is_refused(tmp_path: Path, text: str, problem: str) -> None:
