@@ -66,6 +66,7 @@ class Transfers:
     ) -> None:
         self._on_lost = on_lost
         self._shm: ShmConnector | None = None
+        self._producers: dict[str, str] = {}
         self._inline: dict[str, Traffic] = {}
         self._relayed: dict[str, Traffic] = {}
         self._inputs: dict[tuple[str, str], _Input] = {}
@@ -83,7 +84,11 @@ class Transfers:
         if self._shm is None or path is None:
             return None
         try:
-            name = await self._shm.attach(path, timeout_s=ATTACH_S)
+            # A worker that only fell silent is attached still.
+            name = self._producers.get(path, "")
+            if name not in self._shm.producers:
+                name = await self._shm.attach(path, timeout_s=ATTACH_S)
+                self._producers[path] = name
             await self._shm.consumer(name, timeout_s=ATTACH_S)
         except (AntiphonError, OSError) as error:
             _log.warning("arena_not_attached", endpoint=endpoint, reason=str(error))

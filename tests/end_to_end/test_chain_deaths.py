@@ -1,0 +1,97 @@
+"""Processes that die or stop in the middle of a transfer between workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.talk.errors import TalkError
+from antiphon.talk.realtime_client import RealtimeClient
+from tests.deployment import Deployment
+from tests.end_to_end.test_chain import CONFIG, reply
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Replies of 400 clauses, one second each, sent in real time: always in the middle."""
+    config = tmp_path_factory.mktemp("chain") / "chain.yaml"
+    long = CONFIG.replace("DELIVERY", "chunk").replace("clauses: 4", "clauses: 400")
+    config.write_text(long.replace("lead_ms: 60000", "lead_ms: 500"))
+    with Deployment(config, environment={"PYTHONPATH": str(Path.cwd())}) as deployment:
+        asyncio.run(in_the_middle(deployment, lambda: None, cancel=True))
+        yield deployment
+
+
+def descriptors(deployment: Deployment) -> dict[str, int]:
+    """Open file descriptors of each child."""
+    return {
+        name: len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        for name, pid in deployment.children().items()
+    }
+
+
+async def in_the_middle(deployment: Deployment, act: Any, *, cancel: bool = False) -> Any:
+    """Do `act` while a reply is on its way; the `response.done` that follows."""
+    async with RealtimeClient.open(deployment.base_url, model="chain") as client:
+        await client.receive()
+        await client.send({"type": "response.create"})
+        acted = False
+        while True:
+            event = (await client.receive()).event
+            if event["type"] == "response.output_audio.delta" and not acted:
+                acted = True
+                act()
+                if cancel:
+                    await client.send({"type": "response.cancel"})
+            if event["type"] == "response.done":
+                return event["response"]
+
+
+def works_again(deployment: Deployment, before: dict[str, int]) -> None:
+    """Everything is served again, and no process holds more than it did."""
+    deployment.until_ready()
+    response = asyncio.run(in_the_middle(deployment, lambda: None, cancel=True))
+    assert response["status"] == "cancelled"
+    deployment.until(lambda: not deployment.get("/v1/admin/sessions").json()["sessions"])
+    deployment.until(lambda: descriptors(deployment) == before)
+
+
+@pytest.mark.parametrize("victim", ["talk-0", "decode-0"])
+def test_a_killed_stage_fails_the_turn_and_leaves_nothing(chain: Deployment, victim: str) -> None:
+    before = descriptors(chain)
+    response = asyncio.run(in_the_middle(chain, lambda: chain.kill(victim)))
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"] == "engine_lost"
+    chain.until_ready(False)
+    works_again(chain, before)
+
+
+@pytest.mark.parametrize("victim", ["talk-0", "decode-0"])
+def test_a_stopped_stage_is_given_up_and_comes_back(chain: Deployment, victim: str) -> None:
+    before = descriptors(chain)
+    pid = chain.children()[victim]
+    try:
+        response = asyncio.run(in_the_middle(chain, lambda: os.kill(pid, signal.SIGSTOP)))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"] == "engine_lost"
+    works_again(chain, before)
+
+
+def test_a_killed_gateway_leaves_nothing_in_the_workers(chain: Deployment) -> None:
+    before = descriptors(chain)
+    with pytest.raises(TalkError):
+        asyncio.run(in_the_middle(chain, lambda: chain.kill("gateway")))
+    chain.until_ready(False)
+    works_again(chain, before)
+
+
+def test_a_whole_reply_arrives_after_all_of_that(tmp_path: Path, chain: Deployment) -> None:
+    assert asyncio.run(reply(chain.base_url, "text"))[0] == "completed"
