@@ -20,7 +20,7 @@ import yaml
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
-from gateway.egress import HIGH_BYTES
+from gateway.egress import LOW_BYTES
 from tests.deployment import VOICE_CONFIG, Deployment
 from tests.end_to_end.conversation import Conversation, listening, speech
 from tests.gateway.test_metrics import documented_families
@@ -217,9 +217,10 @@ async def slow_reader(deployment: Deployment, seen: Seen, watch: Watch) -> None:
         connection.reading.clear()
         for _ in range(RETRIEVALS):
             await talker.send("conversation.item.retrieve", item_id=item["id"])
+        # Once paced it rests anywhere above the low mark: the kernel takes some of it still.
         await asyncio.to_thread(
             deployment.until,
-            lambda: watch.look()["antiphon_egress_queue_bytes"] > HIGH_BYTES,
+            lambda: watch.look()["antiphon_egress_queue_bytes"] > LOW_BYTES,
         )
         connection.reading.set()
         for _ in range(RETRIEVALS):
