@@ -9,11 +9,14 @@ Rounds of these alternate in one run:
 - eventfd: frames in a shared segment at fixed places, one wake-up a tick, no bookkeeping:
   what the technique costs at least;
 - zeromq: the same segment, one message a tick that names the frames;
-- zeromq_frames: one message a frame, the frame inside.
+- zeromq_frames: one message a frame, the frame inside, nothing else;
+- zeromq_typed: one message a tick, in it the project's `Update` of each session with its
+  frame, and back `Output`s: what the inline connector would cost at best, before the
+  link's numbers and acknowledgements.
 
-The last three are held against the figures of the machines that targets were set on.
-Where one misses by more than twice, up or down, or the machine was busy with other
-things, the run is void.
+Eventfd, zeromq and zeromq_frames are held against the figures of the machines that targets
+were set on. Where one misses by more than twice, up or down, or the machine was busy with
+other things, the run is void.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -39,7 +43,9 @@ import zmq
 from loadtest.handover import figures, pin, void
 from loadtest.machine import Disturbance, description
 from protocol.arena import ArenaLimits, Arrival
+from protocol.connectors import InlineDescriptor
 from protocol.edges import COPIED_BYTES
+from protocol.messages import Fence, Output, Update
 from protocol.payloads import audio_payload
 from protocol.shm_connector import ShmConnector, ShmFlow
 
@@ -48,11 +54,16 @@ PLACE_BYTES = 1024
 MOST_SESSIONS = 256
 WINDOW_BYTES = 16384
 PAUSE_S = 0.004
-KINDS = ("arena", "eventfd", "zeromq", "zeromq_frames")
+KINDS = ("arena", "eventfd", "zeromq", "zeromq_frames", "zeromq_typed")
 ANCHOR_ROUND_TRIP_US = {"eventfd": (55.0, 64.0), "zeromq": (146.0, 188.0)}
 """With one session."""
 ANCHOR_CPU_US = {"eventfd": 0.9, "zeromq": 3.0, "zeromq_frames": 5.6}
 """Of the gateway, for each frame, with 200 sessions."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_updates = msgspec.msgpack.Decoder(list[Update])
+_outputs = msgspec.msgpack.Decoder(list[Output])
 
 
 def segment(directory: str) -> mmap.mmap:
@@ -110,6 +121,20 @@ def serve_eventfd(control: Connection, directory: str, woken_fd: int, wake_fd: i
         os.eventfd_write(wake_fd, 1)
 
 
+def serve_typed(control: Connection, directory: str) -> None:
+    """Send the frames of a message of updates back as outputs; two bytes end it."""
+    pin(1)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as peer:
+        peer.connect(f"ipc://{directory}/typed")
+        control.send("ready")
+        while len(message := peer.recv()) != 2:
+            outputs = [
+                Output(update.fence.session, 0, update.sequence, update.payload)
+                for update in _updates.decode(message)
+            ]
+            peer.send(_encoder.encode(outputs))
+
+
 def serve_zeromq(control: Connection, directory: str) -> None:
     """Copy the places that a message names, or send a frame back; two bytes end it."""
     pin(1)
@@ -142,6 +167,7 @@ class Gateway:
         self._view = memoryview(self._segment)
         self._wake_fd, self._woken_fd = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
         self._missing = 0
+        self._sequence = 0
         self._begun = 0.0
         self._samples: list[float] = []
         self._done = asyncio.Event()
@@ -151,6 +177,7 @@ class Gateway:
             "arena": (serve_arena, ()),
             "eventfd": (serve_eventfd, (self._wake_fd, self._woken_fd)),
             "zeromq": (serve_zeromq, ()),
+            "zeromq_typed": (serve_typed, ()),
         }
         for kind, (serve, fds) in workers.items():
             near, far = context.Pipe()
@@ -159,10 +186,15 @@ class Gateway:
             stack.callback(process.join)
             self._controls[kind] = near
         self._zmq = stack.enter_context(zmq.Context())
-        self._peer = stack.enter_context(self._zmq.socket(zmq.PAIR))
-        self._peer.set(zmq.SNDHWM, 0)
-        self._peer.set(zmq.RCVHWM, 0)
-        self._peer.bind(f"ipc://{directory}/zeromq")
+        self._peer = self._bound("zeromq", stack)
+        self._typed = self._bound("typed", stack)
+
+    def _bound(self, name: str, stack: ExitStack) -> zmq.Socket[bytes]:
+        peer = stack.enter_context(self._zmq.socket(zmq.PAIR))
+        peer.set(zmq.SNDHWM, 0)
+        peer.set(zmq.RCVHWM, 0)
+        peer.bind(f"ipc://{self._directory}/{name}")
+        return peer
 
     async def start(self) -> None:
         """Wait for the workers."""
@@ -179,6 +211,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._woken_fd, self._eventfd_back)
         loop.add_reader(int(self._peer.get(zmq.FD)), self._zeromq_back)
+        loop.add_reader(int(self._typed.get(zmq.FD)), self._typed_back)
         consumers = {"there": "worker"}
         self._flows = [
             self._connector.open(f"session-{number}", 0, consumers, WINDOW_BYTES)
@@ -208,6 +241,7 @@ class Gateway:
         self._controls["arena"].send("end")
         os.eventfd_write(self._wake_fd, MOST_SESSIONS + 1)
         self._peer.send(b"xx")
+        self._typed.send(b"xx")
         self._connector.close()
 
     def _back(self, frames: int) -> None:
@@ -253,6 +287,27 @@ class Gateway:
         for _number in range(sessions):
             self._peer.send(self._bytes)
         self._zeromq_back()
+
+    def _zeromq_typed(self, sessions: int, _: bytes) -> None:
+        self._sequence += 1
+        descriptor = InlineDescriptor(self._payload)
+        updates = [
+            Update(Fence(f"session-{number}", 1, "gateway"), self._sequence, descriptor)
+            for number in range(sessions)
+        ]
+        self._typed.send(_encoder.encode(updates))
+        self._typed_back()
+
+    def _typed_back(self) -> None:
+        while True:
+            try:
+                message = self._typed.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for output in _outputs.decode(message):
+                assert isinstance(output.payload, InlineDescriptor)
+                bytes(output.payload.payload.data)
+                self._back(1)
 
     def _zeromq_back(self) -> None:
         # Its descriptor signals once for everything, so everything is read.

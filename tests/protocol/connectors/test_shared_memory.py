@@ -200,6 +200,28 @@ async def test_a_forged_descriptor_is_refused(ends: Ends, field: str) -> None:
     ends.near.release(descriptor)
 
 
+@pytest.mark.parametrize("copied_bytes", [0, 1000])
+async def test_a_release_with_another_key_lets_go_of_nothing(ends: Ends, copied_bytes: int) -> None:
+    far = await ends.add("far")
+    path = str(ends.directory / "reader.arena")
+    reader = ShmConnector(path, "reader", copied_bytes=copied_bytes)
+    try:
+        await reader.attach(far.path)
+        await far.call("open", 1, {"edge": "reader"}, WINDOW_BYTES)
+        descriptor = await far.put(1, 1000, 1)
+        assert isinstance(descriptor, ShmDescriptor)
+        reader.get(descriptor)
+        with pytest.raises(DescriptorRefused):
+            reader.release(msgspec.structs.replace(descriptor, key=descriptor.key + 1))
+        assert zlib.crc32(reader.get(descriptor).data) == checksum(1000, 1)
+        assert (await far.call("health"))["slots"] == 1
+        reader.release(descriptor)
+        reader.release(descriptor)
+        await far.call("drained", 1)
+    finally:
+        reader.close()
+
+
 async def test_a_forged_release_frees_nothing(ends: Ends) -> None:
     far = await ends.add("far")
     descriptor = await from_far(ends, far)
