@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pydantic
 
+from protocol.arrays import array_of, array_payload
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
+from protocol.schema import PayloadSchema
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
 
 PIECE_MS = 120
+CODES = PayloadSchema(PayloadType.CODEC_CODES, "<i4", (4, None), frozenset({"clause"}))
 
 
 class NoOptions(pydantic.BaseModel):
@@ -97,6 +100,7 @@ class SyntheticTalk(_Synthetic):
     """Makes of each clause a block of codec codes, 4 codebooks of 200 frames."""
 
     Options = NoOptions
+    produces = (CODES,)
     inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.TEXT})
     outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.CODEC_CODES})
 
@@ -109,6 +113,7 @@ class SyntheticDecode(_Synthetic):
     """Makes sound of blocks of codec codes: every code becomes six samples of its value."""
 
     Options = NoOptions
+    takes = (CODES,)
     inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.CODEC_CODES})
     outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.AUDIO})
 
@@ -184,15 +189,7 @@ class _Talker(EngineSession):
             clause = payload.attributes["clause"]
             codes = np.full((4, 200), 100 + clause, np.dtype("<i4"))
             await turn.room()
-            turn.emit(
-                Payload(
-                    PayloadType.CODEC_CODES,
-                    codes.tobytes(),
-                    codes.dtype.str,
-                    codes.shape,
-                    {"clause": clause},
-                )
-            )
+            turn.emit(array_payload(PayloadType.CODEC_CODES, codes, clause=clause))
         return TurnResult()
 
     def close(self) -> None:
@@ -204,9 +201,7 @@ class _Decoder(EngineSession):
         """Sound for every block of codes, which it reads where they lie."""
         audio_ms = 0
         async for payload in turn.inputs:
-            codes = np.frombuffer(payload.data, payload.dtype).reshape(payload.shape)
-            pcm = np.repeat(codes.astype("<i2").ravel(), 6).tobytes()
-            del codes
+            pcm = np.repeat(array_of(payload).astype("<i2").ravel(), 6).tobytes()
             audio_ms += len(pcm) // 48
             clause = payload.attributes["clause"]
             await turn.room()

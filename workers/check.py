@@ -10,8 +10,10 @@ import pydantic
 
 from protocol.config import ConfigFile, PipelineConfig, config_error
 from protocol.config_source import Location, Problem
+from protocol.edges import edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
+from protocol.schema import PayloadSchema, check_edge
 from workers.engine import Engine
 
 ENTRY_POINTS = "antiphon.engines"
@@ -61,6 +63,11 @@ def check_stages(file: ConfigFile) -> None:
         raise config_error(problems)
 
 
+def schema_of(schemas: tuple[PayloadSchema, ...], payload: PayloadType) -> PayloadSchema | None:
+    """What an engine says of its payloads of a type."""
+    return next((schema for schema in schemas if schema.type is payload), None)
+
+
 def _mismatches(
     location: Location, pipeline: PipelineConfig, engines: dict[str, type[Engine]]
 ) -> Iterator[tuple[Location, str]]:
@@ -71,6 +78,13 @@ def _mismatches(
             yield field, f"{edge.source} makes {_listed(source.outputs)}, not {edge.payload}"
         if target and edge.payload not in target.inputs:
             yield field, f"{edge.target} takes {_listed(target.inputs)}, not {edge.payload}"
+        made = schema_of(source.produces, edge.payload) if source else None
+        taken = schema_of(target.takes, edge.payload) if target else None
+        if made is not None and taken is not None:
+            try:
+                check_edge(edge_name(edge.source, edge.target), made, taken)
+            except ConfigError as error:
+                yield field, error.message
     for modality, stage in pipeline.outputs.items():
         engine = engines.get(stage)
         if engine and modality.payload not in engine.outputs:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pydantic
 
 from protocol.payloads import Payload, PayloadType
+from protocol.schema import PayloadSchema
 
 EmitEvent = Callable[[str, dict[str, Any]], None]
 """Report something that the engine noticed outside any turn: (name, arguments)."""
@@ -97,6 +98,14 @@ class Engine(ABC):
 
     inputs: ClassVar[frozenset[PayloadType]]
     outputs: ClassVar[frozenset[PayloadType]]
+
+    takes: ClassVar[tuple[PayloadSchema, ...]] = ()
+    produces: ClassVar[tuple[PayloadSchema, ...]] = ()
+    """What is known of dtype, shape and attributes beyond the type, at most one each.
+
+    Both ends of an edge are held against each other when a config is loaded, and what
+    is emitted against `produces`.
+    """
 
     @classmethod
     @abstractmethod

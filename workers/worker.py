@@ -43,6 +43,8 @@ from protocol.messages import (
     WorkerStatus,
 )
 from protocol.payloads import Payload
+from protocol.schema import check_payload
+from workers.check import schema_of
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -391,6 +393,8 @@ class Worker:
             inputs.end()
 
         def emit(payload: Payload) -> None:
+            if (schema := schema_of(self._engine.produces, payload.type)) is not None:
+                check_payload(payload, schema)
             # What an engine's thread hands over after its turn has ended is not wanted.
             if (running := self._turns.get(key)) is not None and running.inputs is inputs:
                 self._tell(Emitted(*key, payload))

@@ -495,17 +495,10 @@ def test_a_parameter_of_an_event_is_not_taken_for_a_setting() -> None:
     assert (error["param"], error["event_id"]) == ("audio", "mine")
 
 
-def test_a_retrieved_item_carries_short_audio_only() -> None:
-    def retrieved(size: int) -> dict[str, Any]:
-        part = Part(PartKind.INPUT_AUDIO, "x", audio=bytes(size))
-        item = Item("i", Role.USER, ItemStatus.COMPLETED, [part])
-        frames = translation().write(duplex.ItemRetrieved(item))
-        assert len(frames[0]) < 256_000
-        content: dict[str, Any] = json.loads(frames[0])["item"]["content"][0]
-        return content
-
-    assert base64.b64decode(retrieved(4)["audio"]) == bytes(4)
-    assert "audio" not in retrieved(1_000_000)
+def test_a_retrieved_item_has_its_transcript_and_no_audio() -> None:
+    item = Item("i", Role.USER, ItemStatus.COMPLETED, [Part(PartKind.INPUT_AUDIO, "x", 400)])
+    (frame,) = translation().write(duplex.ItemRetrieved(item))
+    assert json.loads(frame)["item"]["content"] == [{"type": "input_audio", "transcript": "x"}]
 
 
 @pytest.mark.parametrize(

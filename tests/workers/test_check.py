@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 import pydantic
 import pytest
 
+from loadtest.synthetic_voice import SyntheticDecode
 from protocol.config import read_config
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
+from protocol.schema import PayloadSchema
+from tests.end_to_end.test_chain import CONFIG as CHAIN
 from workers import check
 from workers.check import check_stages, engine_class
 from workers.engine import EmitEvent, Engine, EngineSession
@@ -137,3 +140,15 @@ def test_an_engine_whose_library_is_missing_is_said() -> None:
 def test_an_entry_that_is_no_engine_is_said() -> None:
     with pytest.raises(ConfigError, match="option is not an Engine"):
         engine_class("option")
+
+
+def test_dtypes_of_both_ends_are_held_against_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chain.yaml"
+    path.write_text(CHAIN.replace("DELIVERY", "chunk"))
+    check_stages(read_config(path))
+    floats = PayloadSchema(PayloadType.CODEC_CODES, "<f4")
+    monkeypatch.setattr(SyntheticDecode, "takes", (floats,))
+    with pytest.raises(ConfigError, match="edge talk->decode carries dtype <i4"):
+        check_stages(read_config(path))

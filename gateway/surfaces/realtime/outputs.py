@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import pybase64
 from msgspec import UNSET, UnsetType
 
 from gateway.access import AccessDenied
@@ -13,9 +12,6 @@ from gateway.surfaces.realtime.settings import describe
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.realtime import server_events as wire
 from sessions.duplex import events as duplex
-
-MAX_RETRIEVED_AUDIO_BYTES = 180_000
-"""Audio of a retrieved item is left out above this, to keep the frame below 256 kB."""
 
 ERROR_TYPES = {
     ErrorKind.CLIENT: "invalid_request_error",
@@ -58,23 +54,20 @@ def http_status(error: AntiphonError) -> int:
     return 404 if isinstance(error, NotFound) else _STATUS[error.kind]
 
 
-def _content(part: duplex.Part, audio: bool) -> wire.ContentOut:
-    sound: str | UnsetType = UNSET
-    if audio and part.audio is not None and len(part.audio) <= MAX_RETRIEVED_AUDIO_BYTES:
-        sound = pybase64.b64encode_as_string(part.audio)
+def _content(part: duplex.Part) -> wire.ContentOut:
     match part.kind:
         case duplex.PartKind.INPUT_TEXT:
             return wire.ContentOut("input_text", text=part.text or "")
         case duplex.PartKind.OUTPUT_TEXT:
             return wire.ContentOut("output_text", text=part.text or "")
         case duplex.PartKind.INPUT_AUDIO:
-            return wire.ContentOut("input_audio", transcript=part.text, audio=sound)
+            return wire.ContentOut("input_audio", transcript=part.text)
         case duplex.PartKind.OUTPUT_AUDIO:
-            return wire.ContentOut("output_audio", transcript=part.text or "", audio=sound)
+            return wire.ContentOut("output_audio", transcript=part.text or "")
 
 
-def _item_out(item: duplex.Item, audio: bool = False) -> wire.ItemOut:
-    content = [_content(part, audio) for part in item.parts]
+def _item_out(item: duplex.Item) -> wire.ItemOut:
+    content = [_content(part) for part in item.parts]
     return wire.ItemOut(item.id, item.role.value, item.status.value, content)
 
 
@@ -207,7 +200,7 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     duplex.ItemDone: lambda o: [
         wire.ItemDone(item=_item_out(o.item), previous_item_id=o.previous_item_id)
     ],
-    duplex.ItemRetrieved: lambda o: [wire.ItemRetrieved(item=_item_out(o.item, audio=True))],
+    duplex.ItemRetrieved: lambda o: [wire.ItemRetrieved(item=_item_out(o.item))],
     duplex.ItemDeleted: lambda o: [wire.ItemDeleted(item_id=o.item_id)],
     duplex.ItemTruncated: lambda o: [
         wire.ItemTruncated(
