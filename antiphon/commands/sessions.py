@@ -13,6 +13,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from antiphon.commands.address import add_url
 from protocol.config import is_loopback
 from protocol.errors import AntiphonError, InvalidRequest
 
@@ -37,12 +38,7 @@ class NoSuchSession(AntiphonError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon sessions`."""
     parser.description = "List the sessions of a running gateway, show one, or close one."
-    port = os.environ.get("ANTIPHON_PORT") or "8080"
-    parser.add_argument(
-        "--url",
-        default=f"http://127.0.0.1:{port}",
-        help="address of the gateway (default: this machine, ANTIPHON_PORT or 8080)",
-    )
+    add_url(parser)
     parser.add_argument(
         "--key",
         default=os.environ.get("ANTIPHON_ADMIN_KEY"),

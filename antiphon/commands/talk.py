@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from antiphon.commands.address import add_url
 from antiphon.talk.call import Call, Order
 from antiphon.talk.errors import NoAnswer, TalkError
 from antiphon.talk.live_view import LiveView
@@ -22,9 +23,7 @@ INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon talk`."""
     parser.description = "Speak a WAV file or into the microphone, and hear the answer."
-    parser.add_argument(
-        "--url", required=True, help="address of the gateway, such as http://127.0.0.1:8080"
-    )
+    add_url(parser)
     parser.add_argument(
         "--in",
         dest="sound",
