@@ -31,7 +31,7 @@ class SpeechInOptions(pydantic.BaseModel):
     """Name of a model, or the path of a folder with Whisper for CTranslate2."""
     ring_s: int = pydantic.Field(120, ge=1, le=3600)
     """Seconds of audio kept for a session (32 kB each)."""
-    minimum_speech_ms: int = pydantic.Field(96, ge=0, le=5000)
+    minimum_speech_ms: int = pydantic.Field(64, ge=0, le=5000)
     """Speech shorter than this never starts a turn."""
     threads: int = pydantic.Field(2, ge=1, le=64)
     """Threads of one transcription."""
