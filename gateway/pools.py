@@ -30,6 +30,8 @@ class Replica:
     sessions: set[str] = field(default_factory=set)
     status: WorkerStatus | None = None
     incarnations: int = 0
+    process: str = ""
+    """The incarnation that was linked last, whether it is linked now or not."""
     stuck_since_ms: float | None = None
     consumer: str | None = None
     """Its name as a consumer of this gateway's arena; None without one."""
@@ -92,7 +94,11 @@ class Pools:
         replica: Replica
 
         def on_up(worker: str, info: WorkerInfo) -> None:
-            replica.incarnations += 1
+            # The link names its every opening; the process is what comes before the last dot.
+            process = worker.rpartition(".")[0]
+            if process != replica.process:
+                replica.process = process
+                replica.incarnations += 1
             replica.status = None
             replica.stuck_since_ms = None
             if info.stage != replica.stage:
