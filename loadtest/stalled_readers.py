@@ -122,8 +122,11 @@ async def ask_and_stop_reading(connection: ClientConnection) -> None:
     """Ask for a long reply, see it begin, and never read again."""
     await connection.send(_event(type="response.create"))
     async for frame in connection:
-        if json.loads(frame)["type"] == "response.output_audio.delta":
+        event = json.loads(frame)
+        if event["type"] == "response.output_audio.delta":
             return
+        if event["type"] == "response.done":
+            raise RuntimeError(f"no reply began: {event['response']['status_details']}")
 
 
 async def rounds(readers: list[RealtimeClient], count: int) -> list[float]:

@@ -27,7 +27,7 @@ class ControlLimits:
 
     sessions: int = 256
     turns_per_session: int = 16
-    turns: int = 64
+    turns: int = 512
     waiting_commands: int = 256
     held_inputs: int = 512
     held_bytes: int = 4 * 1024 * 1024

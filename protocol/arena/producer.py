@@ -40,8 +40,8 @@ class ArenaLimits:
     smallest_window_bytes: int = 4096
     session_cap_bytes: int = 32 << 20
     giant_bytes: int = 512 << 20
-    slots: int = 8192
-    claims_per_consumer: int = 4096
+    slots: int = 16384
+    claims_per_consumer: int = 16384
     consumers: int = 64
 
 
