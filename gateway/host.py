@@ -169,7 +169,7 @@ class GatewayHost:
         for name, stage, endpoint in workers:
             replica = self._pools.add(name, stage, endpoint)
             metrics.worker_state_changed(stage, name, False)
-            metrics.watch_link(name, lambda link=replica.link: link.unacknowledged)  # type: ignore[misc]
+            metrics.watch_link(name, replica.unacknowledged)
 
     @property
     def holds_lease(self) -> bool:

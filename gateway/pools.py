@@ -42,6 +42,10 @@ class Replica:
         """Whether a session can be opened on it: it is loaded, and its arena is attached."""
         return self.link.ready and self.attaching is None
 
+    def unacknowledged(self) -> int:
+        """Messages to the worker that it has not acknowledged."""
+        return self.link.unacknowledged
+
     def note(self, status: WorkerStatus, now_ms: float) -> None:
         """Take a heartbeat's status in."""
         before = self.status

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -55,7 +56,7 @@ _PROBE_S = 0.25
 """How long after a connection has ended the socket is asked whose it was."""
 
 
-class _Shell:
+class _Shell(ABC):
     """What both shells share: the clock, the timer and the end of the loop turn."""
 
     def __init__(self, end: GatewayEnd | WorkerEnd) -> None:
@@ -66,11 +67,11 @@ class _Shell:
         self._flush_due = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
-    def _carry_out(self, action: Action) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _carry_out(self, action: Action) -> None: ...
 
-    def _before_tick(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _before_tick(self) -> None: ...
 
     def _handle(self, event: Event) -> None:
         if self._closed.done():
