@@ -101,6 +101,7 @@ async def measure(deployment: Deployment, stalled: int) -> dict[str, Any]:
                 )
             )
             await ask_and_stop_reading(connection)
+        await until_all_are_stalled(deployment)
         meanwhile = await rounds(readers, ROUNDS)
         growth = {
             name: round(resident_mib(pid) - before_mib[name], 1) for name, pid in pids.items()
@@ -116,6 +117,18 @@ async def measure(deployment: Deployment, stalled: int) -> dict[str, Any]:
         "growth_mib": growth,
         "queued_for_clients_mib": round(due / 2**20, 1),
     }
+
+
+async def until_all_are_stalled(deployment: Deployment) -> None:
+    """Wait until the gateway sends nothing: every socket that is not read is full."""
+    sent = -1.0
+    while True:
+        name = 'antiphon_frames_total{direction="sent",surface="realtime"}'
+        now = (await asyncio.to_thread(deployment.metrics))[name]
+        if now == sent:
+            return
+        sent = now
+        await asyncio.sleep(1.0)
 
 
 async def ask_and_stop_reading(connection: ClientConnection) -> None:
