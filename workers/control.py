@@ -35,6 +35,7 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
+from sessions.deadlines import Deadlines
 from workers.control_events import (
     Action,
     AttachArena,
@@ -72,7 +73,7 @@ class Control:
         self._gateways: set[str] = set()
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        self._timed: dict[str, float] = {}
+        self._timed = Deadlines()
         self._unsaid: set[str] = set()
         # Opens that wait for the same session's earlier state to be freed.
         self._reopens: dict[str, tuple[str, Open]] = {}
@@ -108,7 +109,9 @@ class Control:
     def deadline_ms(self) -> float | None:
         """When the next `Tick` is due."""
         times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
-        return min([*self._timed.values(), *times], default=None)
+        if (first := self._timed.next_ms()) is not None:
+            times.append(first)
+        return min(times, default=None)
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
         """Take `event` in; the actions are to be carried out in order."""
@@ -316,11 +319,10 @@ class Control:
             self._refuse(*reopen, SessionStateLost("the session was closed"))
 
     def _tick(self, now_ms: float) -> None:
-        for name, deadline_ms in list(self._timed.items()):
-            if now_ms >= deadline_ms:
-                session = self._sessions[name]
-                session.tick(now_ms)
-                self._note(session, now_ms)
+        for name in self._timed.due(now_ms):
+            session = self._sessions[name]
+            session.tick(now_ms)
+            self._note(session, now_ms)
         for gateway, gone_ms in list(self._gone_ms.items()):
             if now_ms >= gone_ms + self._limits.owner_gone_ms:
                 del self._gone_ms[gateway]
@@ -331,18 +333,14 @@ class Control:
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
-            self._timed.pop(name, None)
+            self._timed.set(name, None)
             self._unsaid.discard(name)
             if (reopen := self._reopens.pop(name, None)) is not None:
                 self._command_unknown(*reopen, now_ms)
             return
         if session.unsaid:
             self._unsaid.add(name)
-        deadline_ms = session.deadline_ms
-        if deadline_ms is None:
-            self._timed.pop(name, None)
-        else:
-            self._timed[name] = deadline_ms
+        self._timed.set(name, session.deadline_ms)
 
     def _actions_append(self, action: Action) -> None:
         self._actions.append(action)
