@@ -140,7 +140,7 @@ class Worker:
             WorkerInfo(self._spec.stage, self._spec.engine, False),
             on_command=self._on_command,
             on_gateway_up=self._on_gateway_up,
-            on_gateway_down=lambda gateway: self._tell(GatewayDown(gateway)),
+            on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
             settings=self._link_settings,
@@ -202,6 +202,10 @@ class Worker:
     def _on_gateway_up(self, gateway: str) -> None:
         self._transfers.gateway_up(gateway)
         self._tell(GatewayUp(gateway))
+
+    def _on_gateway_down(self, gateway: str) -> None:
+        _log.warning("gateway_lost", gateway=gateway, sessions=self._control.sessions)
+        self._tell(GatewayDown(gateway))
 
     def _on_input(self, arrival: Arrival) -> None:
         """Stream input came through the gateway's arena, beside the link."""

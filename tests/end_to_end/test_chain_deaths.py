@@ -110,5 +110,34 @@ def test_a_killed_gateway_leaves_nothing_in_the_workers(chain: Deployment) -> No
     works_again(chain, before)
 
 
+def test_a_stopped_gateway_finds_its_turns_ended_and_serves_again(chain: Deployment) -> None:
+    before = descriptors(chain)
+    pid = chain.children()["gateway"]
+
+    def given_up() -> int:
+        return sum('"gateway_lost"' in line for line in list(chain.log))
+
+    def stop_until_it_is_given_up() -> None:
+        seen = given_up()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # Every worker of the pipeline gives a gateway up that says nothing.
+            chain.until(lambda: given_up() == seen + 4)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    children = chain.children()
+    response = asyncio.run(in_the_middle(chain, stop_until_it_is_given_up))
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"] == "engine_lost"
+    chain.until_ready()
+    for name, child in children.items():
+        assert Path(f"/proc/{child}").exists(), name
+    response = asyncio.run(in_the_middle(chain, lambda: None, cancel=True))
+    assert response["status"] == "cancelled"
+    chain.until(lambda: not chain.get("/v1/admin/sessions").json()["sessions"])
+    assert len(list(Path(f"/proc/{pid}/fd").iterdir())) <= before["gateway"]
+
+
 def test_a_whole_reply_arrives_after_all_of_that(tmp_path: Path, chain: Deployment) -> None:
     assert asyncio.run(reply(chain.base_url, "text"))[0] == "completed"
