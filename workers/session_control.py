@@ -58,6 +58,7 @@ from workers.control_events import (
     TurnFinished,
     TurnOutcome,
 )
+from workers.input_order import InputOrder
 from workers.retention import Retention
 
 
@@ -117,14 +118,11 @@ class SessionControl:
     report: Callable[[str, Report], None]
     send_output: Callable[[SendOutput], None]
     state: SessionState = SessionState.OPENING
-    received: int = 0
     unsaid: bool = False
     gap_since_ms: float | None = None
     _busy: str | None = None
     _mailbox: deque[_Waiting] = field(default_factory=deque)
-    _held: dict[int, Update] = field(default_factory=dict)
-    _controls: int = 0
-    _held_bytes: int = 0
+    _input: InputOrder = field(default_factory=InputOrder)
     _turns: dict[int, _Turn] = field(default_factory=dict)
     _ended: OrderedDict[int, TurnEnded] = field(default_factory=OrderedDict)
     _floors: OrderedDict[str, int] = field(default_factory=OrderedDict)
@@ -151,9 +149,9 @@ class SessionControl:
         if len(self._mailbox) >= self.limits.waiting_commands:
             error = CapacityExceeded("too many commands wait for this session")
             self._refuse(command, error, now_ms)
-            self._controls += isinstance(command, Configure | Signal)
+            self._input.controls += isinstance(command, Configure | Signal)
             return
-        barrier = max(self.received, max(self._held, default=0))
+        barrier = self._input.last
         if isinstance(command, Configure | Signal | Run) and command.after_input is not None:
             barrier = command.after_input
         elif isinstance(command, Feed):
@@ -168,18 +166,13 @@ class SessionControl:
 
     def update(self, update: Update, now_ms: float) -> None:
         """Apply one piece of stream input, or hold it until its turn comes."""
-        if (
-            self.state is SessionState.CLOSING
-            or update.sequence <= self.received
-            or update.sequence in self._held
-        ):
+        if self.state is SessionState.CLOSING or not self._input.hold(update):
             self.act(DiscardPayload(update.payload))
             return
-        self._held[update.sequence] = update
-        self._held_bytes += descriptor_bytes(update.payload)
         self._pump(now_ms)
         while (
-            len(self._held) > self.limits.held_inputs or self._held_bytes > self.limits.held_bytes
+            len(self._input) > self.limits.held_inputs
+            or self._input.held_bytes > self.limits.held_bytes
         ):
             self._give_up_gap(now_ms)
 
@@ -208,10 +201,8 @@ class SessionControl:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
             self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
-            for update in self._held.values():
+            for update in self._input.clear():
                 self.act(DiscardPayload(update.payload))
-            self._held.clear()
-            self._held_bytes = 0
             self.gap_since_ms = None
             self.cancel_turns(now_ms)
         self._finish_closing()
@@ -328,7 +319,7 @@ class SessionControl:
         """Say how far input has been applied, if that has changed."""
         if self.unsaid and self.state is not SessionState.CLOSED:
             self.unsaid = False
-            self.report(self.owner, ReceivedThrough(self.session, self.received))
+            self.report(self.owner, ReceivedThrough(self.session, self._input.received))
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
@@ -337,11 +328,9 @@ class SessionControl:
             self.epoch,
             self.owner,
             self.state.value,
-            self.received,
             self._busy,
             tuple((item.barrier, item.command) for item in self._mailbox),
-            tuple(sorted(self._held)),
-            self._controls,
+            self._input.freeze(),
             tuple(
                 (turn, state.lane, state.outputs, state.cancel_by_ms is not None)
                 for turn, state in sorted(self._turns.items())
@@ -357,44 +346,33 @@ class SessionControl:
         """Carry out, in order, what nothing stands before any more."""
         while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
             head = self._mailbox[0] if self._mailbox else None
-            if head is None or self.received < head.barrier:
-                following = self._held.get(self.received + 1)
-                if following is None or following.after_controls > self._controls:
+            if head is None or self._input.received < head.barrier:
+                following = self._input.take()
+                if following is None:
                     break
-                self._apply_next()
+                self.unsaid = True
+                self.totals.progress += 1
+                self.act(ApplyInput(self.session, following.sequence, following.payload))
                 self.gap_since_ms = None
                 continue
             self._mailbox.popleft()
             self.totals.waiting -= 1
             self._carry_out(head, now_ms)
-        missing = self._busy is None and (bool(self._held) or bool(self._mailbox))
+        missing = self._busy is None and (bool(self._input) or bool(self._mailbox))
         if not missing or self.state is SessionState.CLOSING:
             self.gap_since_ms = None
         elif self.gap_since_ms is None:
             self.gap_since_ms = now_ms
-
-    def _apply_next(self) -> None:
-        self.received += 1
-        self.unsaid = True
-        self.totals.progress += 1
-        payload = self._held.pop(self.received).payload
-        self._held_bytes -= descriptor_bytes(payload)
-        self.act(ApplyInput(self.session, self.received, payload))
 
     def _give_up_gap(self, now_ms: float) -> None:
         """State as lost what is missing before the next held input or waiting command.
 
         Where nothing is missing (an operation takes too long) the oldest input is lost.
         """
-        first = self.received + 1
-        if first in self._held:
-            last = first
-            payload = self._held.pop(first).payload
-            self._held_bytes -= descriptor_bytes(payload)
-            self.act(DiscardPayload(payload))
-        else:
-            last = min(self._held) - 1 if self._held else self._mailbox[0].barrier
-        self.received = last
+        barrier = self._mailbox[0].barrier if self._mailbox else 0
+        first, last, lost = self._input.give_up(barrier)
+        if lost is not None:
+            self.act(DiscardPayload(lost.payload))
         self.unsaid = True
         self.gap_since_ms = None
         arguments = {"first": first, "last": last}
@@ -408,11 +386,11 @@ class SessionControl:
                 self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
             case Configure(command=command, settings=settings):
                 self._begin(command)
-                self._controls += 1
+                self._input.controls += 1
                 self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
                 self._begin(command)
-                self._controls += 1
+                self._input.controls += 1
                 self.act(SignalSession(self.session, name, arguments))
             case Run() as run:
                 self._start(run, waiting.received_ms, now_ms)
