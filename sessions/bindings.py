@@ -211,6 +211,10 @@ class Binding:
         """Give more input to a running turn. Raises CapacityExceeded as `run` does."""
         self._turn_command(Feed(self._fence(), turn, descriptor, last))
 
+    def waits(self, turn: int) -> bool:
+        """Whether the turn's start still waits for a worker."""
+        return any(isinstance(c, Run) and c.turn == turn for c in self._waiting)
+
     def acknowledge(self, turn: int, through: int) -> None:
         """The turn's output up to `through` was taken; a worker that is gone keeps nothing."""
         if self.ready:

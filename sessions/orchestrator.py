@@ -8,7 +8,7 @@ takes their output.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,8 @@ class _EdgeFlow:
     closed: bool = False
     paced: bool = True
     """Whether credits bound it: not before an edge that waits for the end."""
+    told: bool = False
+    """Whether its clauses are told of: text may go to several stages, its clauses once."""
 
     @property
     def has_credit(self) -> bool:
@@ -136,6 +138,10 @@ class Orchestrator:
             for edge in self._pipeline.edges
             if edge.source in stages and edge.target in stages
         ]
+        for edge_flow in edges:
+            if edge_flow.edge.payload is PayloadType.TEXT:
+                edge_flow.told = True
+                break
         flow = _Flow(turn, lane, ports, stages, parameters, edges)
         descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
         self._run(flow, entry, descriptors, last=True)
@@ -155,16 +161,14 @@ class Orchestrator:
             for port in sorted(flow.ports):
                 if self._pipeline.outputs[port] == stage:
                     self._emit(Produced(flow.turn, port, stage, piece.sequence, payload))
-        for edge_flow in flow.edges:
-            if edge_flow.edge.source != stage:
-                continue
+        for edge_flow in self._edges_from(flow, stage):
             if edge_flow.edge.payload is not PayloadType.TEXT:
                 self._relay(flow, edge_flow, piece.descriptor, now_ms)
             elif payload is not None:
                 edge_flow.clauses.push(bytes(payload.data).decode())
                 self._cut(flow, edge_flow)
                 self._advance(flow, edge_flow, now_ms)
-        if not self._for_client(flow, stage):
+        if self.running(flow.turn) and not self._for_client(flow, stage):
             # Who reads it has claims of its own; nobody here will acknowledge it.
             self.acknowledge(flow.turn, stage, piece.sequence)
 
@@ -178,11 +182,10 @@ class Orchestrator:
             error = ended.error or EngineFailed(f"stage {stage} cancelled the turn").info()
             self._fail(flow, error)
             return
-        for edge_flow in flow.edges:
-            if edge_flow.edge.source == stage:
-                edge_flow.source_ended = True
-                self._cut(flow, edge_flow)
-                self._advance(flow, edge_flow, now_ms)
+        for edge_flow in self._edges_from(flow, stage):
+            edge_flow.source_ended = True
+            self._cut(flow, edge_flow)
+            self._advance(flow, edge_flow, now_ms)
         if flow.turn in self._flows and flow.stages <= flow.ended.keys():
             del self._flows[flow.turn]
             self._emit(self._result(flow, None))
@@ -197,7 +200,7 @@ class Orchestrator:
         if flow is None:
             return
         for edge_flow in flow.edges:
-            if edge_flow.held:
+            if edge_flow.held and self.running(turn):
                 edge_flow.held -= 1
                 self._cut(flow, edge_flow)
                 self._advance(flow, edge_flow, now_ms)
@@ -217,7 +220,8 @@ class Orchestrator:
         """The worker of `stage` is gone: turns that it had begun fail."""
         error = EngineLost(f"the worker of stage {stage} was lost").info()
         for flow in list(self._flows.values()):
-            if stage in flow.started and stage not in flow.ended and flow.waits_until_ms is None:
+            begun = stage in flow.started and stage not in flow.ended
+            if begun and not self._bindings[stage].waits(flow.turn):
                 self._fail(flow, error)
 
     def stage_ready(self, stage: str) -> None:
@@ -272,7 +276,8 @@ class Orchestrator:
 
     def _queue(self, flow: _Flow, edge_flow: _EdgeFlow, clause: str) -> None:
         edge_flow.queue.append(clause)
-        self._emit(ClauseCut(flow.turn, edge_flow.cut, clause))
+        if edge_flow.told:
+            self._emit(ClauseCut(flow.turn, edge_flow.cut, clause))
         edge_flow.cut += 1
 
     def _advance(self, flow: _Flow, edge_flow: _EdgeFlow, now_ms: float) -> None:
@@ -285,17 +290,31 @@ class Orchestrator:
                 edge_flow.held += 1
                 self._hand_over(flow, target, InlineDescriptor(payload))
             if edge_flow.source_ended and not edge_flow.queue and not edge_flow.closed:
-                edge_flow.closed = True
-                for descriptor in edge_flow.pieces if target in flow.started else ():
-                    self._bindings[target].feed(flow.turn, descriptor)
-                if target in flow.started:
-                    self._bindings[target].feed(flow.turn, None, last=True)
-                else:
-                    self._run(flow, target, edge_flow.pieces, last=True)
+                self._close(flow, edge_flow)
         except CapacityExceeded as error:
             self._fail(flow, error.info())
             return
         self._watch_waiting(flow, now_ms)
+
+    def _close(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
+        """Nothing more crosses the edge; a stage that joins several ends with the last."""
+        edge_flow.closed = True
+        target = edge_flow.edge.target
+        last = all(other.closed for other in flow.edges if other.edge.target == target)
+        if target not in flow.started:
+            if last or edge_flow.pieces:
+                self._run(flow, target, edge_flow.pieces, last=last)
+            return
+        for descriptor in edge_flow.pieces:
+            self._bindings[target].feed(flow.turn, descriptor)
+        if last:
+            self._bindings[target].feed(flow.turn, None, last=True)
+
+    def _edges_from(self, flow: _Flow, stage: str) -> Iterator[_EdgeFlow]:
+        """The edges that leave `stage`, while the turn goes on."""
+        for edge_flow in flow.edges:
+            if edge_flow.edge.source == stage and self.running(flow.turn):
+                yield edge_flow
 
     def _relay(
         self, flow: _Flow, edge_flow: _EdgeFlow, descriptor: Descriptor, now_ms: float
