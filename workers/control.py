@@ -59,7 +59,7 @@ from workers.control_events import (
     Tick,
     TurnFinished,
 )
-from workers.session_control import SessionControl, SessionState, Totals
+from workers.session_control import SessionControl, SessionState, Totals, payloads_of
 
 
 class Control:
@@ -286,15 +286,15 @@ class Control:
     def _refuse(self, gateway: str, command: Command, error: AntiphonError) -> None:
         """Tell the sender, in the form that its command is answered in."""
         name = command.fence.session
+        for payload in payloads_of(command):
+            self._actions.append(DiscardPayload(payload))
         match command:
             case Open() | Configure() | Signal() | Replay() | Close():
                 self._report(gateway, Answer(name, command.command, error.info()))
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
                 self._report(gateway, ended)
-            case Update():
-                self._actions.append(DiscardPayload(command.payload))
-            case Feed() | RaiseFloor() | Attach() | Acknowledge():
+            case Update() | Feed() | RaiseFloor() | Attach() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:

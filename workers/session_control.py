@@ -22,6 +22,7 @@ from protocol.errors import (
 from protocol.messages import (
     Acknowledge,
     Answer,
+    Command,
     Configure,
     Feed,
     Open,
@@ -150,6 +151,7 @@ class SessionControl:
             error = CapacityExceeded("too many commands wait for this session")
             self._refuse(command, error, now_ms)
             self._input.controls += isinstance(command, Configure | Signal)
+            self._pump(now_ms)
             return
         barrier = self._input.last
         if isinstance(command, Configure | Signal | Run) and command.after_input is not None:
@@ -189,8 +191,7 @@ class SessionControl:
         for waiting in list(self._mailbox):
             run = waiting.command
             if isinstance(run, Run) and run.lane == command.lane and run.turn < floor:
-                self._drop_waiting(run.turn)
-                self._end_unstarted(run.turn, TurnStatus.CANCELLED, None)
+                self._drop_waiting(run.turn, TurnStatus.CANCELLED, None)
         self._pump(now_ms)
 
     def close(self, command: str | None, now_ms: float) -> None:
@@ -382,14 +383,14 @@ class SessionControl:
     def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
         match waiting.command:
             case Open(command=command, settings=settings, output=output):
-                self._begin(command)
+                self._busy = command
                 self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
             case Configure(command=command, settings=settings):
-                self._begin(command)
+                self._busy = command
                 self._input.controls += 1
                 self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
-                self._begin(command)
+                self._busy = command
                 self._input.controls += 1
                 self.act(SignalSession(self.session, name, arguments))
             case Run() as run:
@@ -397,12 +398,9 @@ class SessionControl:
             case Feed() as feed:
                 self._feed(feed, now_ms)
 
-    def _begin(self, command: str) -> None:
-        self._busy = command
-
     def _start(self, run: Run, received_ms: float, now_ms: float) -> None:
         if run.turn < self._floors.get(run.lane, 0):
-            self._end_unstarted(run.turn, TurnStatus.CANCELLED, None)
+            self._end_unstarted(run, TurnStatus.CANCELLED, None)
         elif len(self._turns) >= self.limits.turns_per_session:
             self._refuse(run, CapacityExceeded("too many turns run in this session"), now_ms)
         elif self.totals.turns >= self.limits.turns:
@@ -427,18 +425,17 @@ class SessionControl:
     def _feed(self, feed: Feed, now_ms: float) -> None:
         state = self._turns.get(feed.turn)
         if state is None or not state.open_input or state.cancel_by_ms is not None:
+            self._discard(feed)
             return
         state.open_input = not feed.last
         if feed.payload is not None:
-            size = descriptor_bytes(feed.payload)
             state.fed_payloads += 1
-            state.fed_bytes += size
+            state.fed_bytes += feed.payload.size_bytes
             if (
                 state.fed_payloads > self.limits.fed_payloads
                 or state.fed_bytes > self.limits.fed_bytes
             ):
-                error = CapacityExceeded("the turn's input queue is full")
-                self.fail_turn(feed.turn, error.info(), now_ms)
+                self._refuse(feed, CapacityExceeded("the turn's input queue is full"), now_ms)
                 return
         self.act(FeedTurn(self.session, feed.turn, feed.payload, feed.last))
 
@@ -467,23 +464,31 @@ class SessionControl:
     def _waits(self, turn: int) -> bool:
         return any(isinstance(w.command, Run) and w.command.turn == turn for w in self._mailbox)
 
-    def _drop_waiting(self, turn: int) -> None:
-        kept = deque(
-            waiting
-            for waiting in self._mailbox
-            if not (isinstance(waiting.command, Run | Feed) and waiting.command.turn == turn)
-        )
-        self.totals.waiting -= len(self._mailbox) - len(kept)
-        self._mailbox = kept
+    def _drop_waiting(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
+        """End a turn that waits to be started, with what was fed to it already."""
+        waiting, self._mailbox = self._mailbox, deque()
+        for item in waiting:
+            match item.command:
+                case Run(turn=number) as run if number == turn:
+                    self._end_unstarted(run, status, error)
+                case Feed(turn=number) as feed if number == turn:
+                    self._discard(feed)
+                case _:
+                    self._mailbox.append(item)
+        self.totals.waiting -= len(waiting) - len(self._mailbox)
 
     def _refuse_waiting(self, error: AntiphonError, now_ms: float) -> None:
         waiting, self._mailbox = self._mailbox, deque()
         self.totals.waiting -= len(waiting)
+        closing = self.state is SessionState.CLOSING
         for item in waiting:
-            if isinstance(item.command, Run) and self.state is SessionState.CLOSING:
-                self._end_unstarted(item.command.turn, TurnStatus.CANCELLED, None)
-            else:
-                self._refuse(item.command, error, now_ms)
+            match item.command:
+                case Run() as run if closing:
+                    self._end_unstarted(run, TurnStatus.CANCELLED, None)
+                case Feed() as feed if closing:
+                    self._discard(feed)
+                case command:
+                    self._refuse(command, error, now_ms)
 
     def _refuse(
         self,
@@ -493,14 +498,24 @@ class SessionControl:
     ) -> None:
         match command:
             case Run():
-                self._end_unstarted(command.turn, TurnStatus.FAILED, error.info())
+                self._end_unstarted(command, TurnStatus.FAILED, error.info())
             case Feed():
-                self.fail_turn(command.turn, error.info(), now_ms)
+                # A turn that lacks one piece of its input must not go on without it.
+                self._discard(command)
+                if self._waits(command.turn):
+                    self._drop_waiting(command.turn, TurnStatus.FAILED, error.info())
+                else:
+                    self.fail_turn(command.turn, error.info(), now_ms)
             case _:
                 self._answer(Answer(self.session, command.command, error.info()))
 
-    def _end_unstarted(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
-        self._turn_ended(TurnEnded(self.session, turn, status, error))
+    def _discard(self, command: Run | Feed) -> None:
+        for payload in payloads_of(command):
+            self.act(DiscardPayload(payload))
+
+    def _end_unstarted(self, run: Run, status: TurnStatus, error: ErrorInfo | None) -> None:
+        self._discard(run)
+        self._turn_ended(TurnEnded(self.session, run.turn, status, error))
 
     def _end_started(
         self,
@@ -556,9 +571,14 @@ class SessionControl:
             self.report(self.owner, Answer(self.session, command))
 
 
-def descriptor_bytes(descriptor: Descriptor) -> int:
-    """How many payload bytes a descriptor holds in this process's memory."""
-    return descriptor.size_bytes
+def payloads_of(command: Command) -> list[Descriptor]:
+    """What a command brings, and what is to be given back where it is not carried out."""
+    match command:
+        case Run(inputs=inputs):
+            return inputs
+        case Update(payload=payload) | Feed(payload=payload) if payload is not None:
+            return [payload]
+    return []
 
 
 def _ending(state: _Turn, event: TurnFinished) -> tuple[TurnStatus, ErrorInfo | None]:

@@ -470,6 +470,52 @@ def test_a_turn_with_too_much_queued_input_fails() -> None:
     assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
 
 
+def test_a_turn_that_lost_a_feed_to_a_full_mailbox_does_not_start_without_it() -> None:
+    bench = Bench(ControlLimits(waiting_commands=2)).open()
+    bench.command(run(1, last=False, after_input=9))
+    bench.command(Feed(FENCE, 1, DATA))
+    bench.command(Feed(FENCE, 1, DATA))
+    assert [code(report) for report in bench.take()] == ["capacity_exceeded"]
+    assert (bench.control.waiting, bench.discarded) == (0, 2)
+
+
+def test_what_stands_behind_a_command_that_found_no_room_goes_on() -> None:
+    bench = Bench(ControlLimits(waiting_commands=2)).open()
+    bench.command(run(1, last=False, after_input=9))
+    bench.command(Signal(FENCE, "c", "x", after_input=0))
+    (signal,) = bench.command(Feed(FENCE, 1, DATA))
+    assert isinstance(signal, SignalSession)
+
+
+def test_the_input_of_a_turn_that_does_not_start_is_given_back() -> None:
+    bench = Bench(ControlLimits(turns_per_session=1)).open()
+    bench.command(RaiseFloor(FENCE, "default", 2))
+    bench.command(run(1, inputs=[DATA, DATA]))
+    assert bench.discarded == 2
+    bench.command(run(2))
+    bench.command(run(3, inputs=[DATA]))
+    assert bench.discarded == 3
+    bench.command(run(4, inputs=[DATA], after_input=9))
+    bench.command(RaiseFloor(FENCE, "default", 5))
+    assert bench.discarded == 4
+    bench.command(run(6, inputs=[DATA], after_input=9))
+    bench.command(Close(FENCE, "close", "client"))
+    assert bench.discarded == 5
+    bench.command(Run(Fence("unknown", 1, "g1"), 1, "default", inputs=[DATA]))
+    assert bench.discarded == 6
+
+
+def test_a_closing_session_cancels_also_a_turn_that_more_input_waits_for() -> None:
+    bench = Bench().open()
+    bench.command(run(1, last=False))
+    bench.command(Signal(FENCE, "c", "x", after_input=9))
+    bench.command(Feed(FENCE, 1, DATA))
+    bench.command(Close(FENCE, "close", "client"))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    (ended,) = [report for report in bench.take() if isinstance(report, TurnEnded)]
+    assert (ended.status, ended.error) == (TurnStatus.CANCELLED, None)
+
+
 def test_a_turn_whose_output_cannot_be_sent_fails() -> None:
     bench = Bench().open()
     bench.command(run(1))
@@ -635,8 +681,8 @@ class Watch:
         self.running: set[tuple[str, int]] = set()
         self.engine: set[str] = set()
         self.inputs: dict[str, int] = {}
-        self.updates = 0
-        self.applied = 0
+        self.brought = 0
+        self.passed_on = 0
 
     def step(self, step: Any) -> None:
         if isinstance(step, float):
@@ -651,7 +697,7 @@ class Watch:
             self.observe(self.bench.tell(step))
         else:
             before = len(self.bench.actions)
-            self.updates += isinstance(step, Update)
+            self.brought += isinstance(step, Update | Feed)
             self.observe(self.bench.command(step, step.fence.owner))
             self.check_fence(step.fence, len(self.bench.actions) > before)
 
@@ -679,9 +725,11 @@ class Watch:
                 case AbandonTurn():
                     self.running.remove((action.session, action.turn))
                 case ApplyInput():
-                    self.applied += 1
+                    self.passed_on += 1
                     assert action.sequence > self.inputs[action.session]
                     self.inputs[action.session] = action.sequence
+                case FeedTurn():
+                    self.passed_on += 1
             if not isinstance(action, FreeSession | AbandonTurn):
                 assert getattr(action, "session", None) in self.engine
         assert self.bench.control.sessions == len(self.engine)
@@ -693,8 +741,8 @@ class Watch:
         assert self.engine == set()
         assert self.running == set()
         assert self.bench.control.waiting == 0
-        # Every payload that came in was read or given back: none is held for ever.
-        assert self.applied + self.bench.discarded == self.updates
+        # Every payload that came in was passed on or given back: none is held for ever.
+        assert self.passed_on + self.bench.discarded == self.brought
 
 
 @settings(max_examples=300, deadline=None)
