@@ -23,6 +23,11 @@ PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 60.0
 REQUEST_S = 20.0
 SHUTDOWN_S = 5
+UNSENT_BYTES = 128 * 1024
+"""What the kernel takes for a peer beyond what is on its way to it (TCP_NOTSENT_LOWAT).
+
+Megabytes in the kernel's buffer would hide from the egress that a client does not read.
+"""
 UNREAD_MS = 90_000
 """A peer that takes nothing for this long is dropped by the kernel (TCP_USER_TIMEOUT)."""
 BACKLOG = 1024
@@ -35,6 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         listener.bind((host, port))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import statistics
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -48,6 +50,7 @@ pipelines:
     voices: {tone: []}
 """
 REPLY_BYTES = 50 * 10_000 * 48
+RECEIVE_BYTES = 64 * 1024
 OTHERS = 8
 ROUNDS = 25
 
@@ -98,6 +101,7 @@ async def measure(deployment: Deployment, stalled: int) -> dict[str, Any]:
                     max_queue=1,
                     proxy=None,
                     close_timeout=0,
+                    sock=narrow_socket(url),
                 )
             )
             await ask_and_stop_reading(connection)
@@ -117,6 +121,17 @@ async def measure(deployment: Deployment, stalled: int) -> dict[str, Any]:
         "growth_mib": growth,
         "queued_for_clients_mib": round(due / 2**20, 1),
     }
+
+
+def narrow_socket(url: str) -> socket.socket:
+    """A connection whose kernel takes little for a program that does not read."""
+    where = urlsplit(url)
+    assert where.hostname is not None
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    narrow.connect((where.hostname, where.port))
+    narrow.setblocking(False)
+    return narrow
 
 
 async def until_all_are_stalled(deployment: Deployment) -> None:
