@@ -200,8 +200,7 @@ class Arena:
 
     def close_flow(self, flow: Flow) -> None:
         """The turn puts nothing more; what it put may still be read."""
-        self._machine.close(flow)
-        self._apply(Changes([], [flow]))
+        self._apply(self._machine.close(flow))
 
     def void(self, session: str, turn: int | None = None) -> None:
         """The content of a turn (of all turns) of a session is no longer wanted.
@@ -226,10 +225,6 @@ class Arena:
             len(self._waiting),
             self.refused,
         )
-
-    def populate(self) -> None:
-        """Make the arena's pages present now; this takes a moment."""
-        memory.populate(self._map)
 
     def close(self) -> None:
         """End the arena: consumers see the end of their sockets. Idempotent."""

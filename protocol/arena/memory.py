@@ -21,9 +21,6 @@ from protocol.connector_errors import DescriptorRefused
 _F_SEAL_FUTURE_WRITE = 0x0010
 """Linux 5.1: no new writable mapping, no write(2). The fcntl module does not name it yet."""
 
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14: make pages present. The mmap module does not name it yet."""
-
 
 def unavailable() -> str | None:
     """Why this system has no sealed memory; None where it has."""
@@ -87,12 +84,6 @@ def attach(fd: int, size_bytes: int) -> mmap.mmap:
     if os.fstat(fd).st_size < size_bytes:
         raise DescriptorRefused("the memory that the peer passed is smaller than it says")
     return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-
-
-def populate(memory: mmap.mmap) -> None:
-    """Make all pages present now rather than at their first use, where the kernel can."""
-    with contextlib.suppress(OSError):
-        memory.madvise(_MADV_POPULATE_WRITE)
 
 
 def view(memory: mmap.mmap, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:

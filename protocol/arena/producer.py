@@ -85,7 +85,10 @@ class Place(msgspec.Struct, eq=False):
 
 
 class Changes(msgspec.Struct):
-    """What an event changed, for the shell: slots to wipe and flows to look at again."""
+    """What an event changed, for the shell: slots to wipe and flows to look at again.
+
+    With `room_for_others` there is more for whoever waits for what all flows share.
+    """
 
     freed: list[Slot[Place]] = []
     flows: list[Flow] = []
@@ -117,7 +120,8 @@ class ProducerEnd:
 
     def lose(self, consumer: str) -> Changes:
         """A consumer is gone: its claims end, and the turns that had no other consumer."""
-        changes = Changes()
+        # An ended flow leaves the table with its last slot, and is looked at again even so.
+        changes = Changes([], list(self._by_consumer.get(consumer, ())))
         for slot, edge in self.slots.lose(consumer):
             self.credits.give_back(slot.owner.flow.grant, edge, slot.length)
             if not slot.claims:
@@ -127,7 +131,6 @@ class ProducerEnd:
             if not flow.consumers:
                 flow.lost = consumer
                 self._void(flow, changes)
-            changes.flows.append(flow)
         return changes
 
     # Turns
@@ -157,14 +160,13 @@ class ProducerEnd:
             self._by_consumer[consumer][flow] = None
         return flow
 
-    def close(self, flow: Flow) -> None:
+    def close(self, flow: Flow) -> Changes:
         """The turn puts nothing more; what it has offered may still be read."""
         self.credits.close(flow.grant)
-        changes = Changes()
-        for slot in list(flow.slots):
-            if slot.state is _FILLED:
-                self._free(slot, changes)
-        self._forget_ended(flow)
+        changes = Changes([], [flow])
+        self._free_filled(flow, changes)
+        self._forget_ended(flow, changes)
+        return changes
 
     def void(self, session: str, turn: int | None = None) -> tuple[list[Slot[Place]], Changes]:
         """The content of a turn, or of all of a session's, is no longer wanted.
@@ -304,19 +306,22 @@ class ProducerEnd:
         self.credits.free(flow.grant, slot.length, place.extra_bytes)
         changes.freed.append(slot)
         if flow.grant.state is not _LIVE:
-            self._forget_ended(flow)
+            self._forget_ended(flow, changes)
+
+    def _free_filled(self, flow: Flow, changes: Changes) -> None:
+        for slot in list(flow.slots):
+            if slot.state is _FILLED:
+                self._free(slot, changes)
 
     def _void(self, flow: Flow, changes: Changes) -> list[Slot[Place]]:
         """Void a flow; the slots that consumers have are left to them."""
         self.credits.void(flow.grant)
-        for slot in list(flow.slots):
-            if slot.state is _FILLED:
-                self._free(slot, changes)
+        self._free_filled(flow, changes)
         offered = list(flow.slots)
-        self._forget_ended(flow)
+        self._forget_ended(flow, changes)
         return offered
 
-    def _forget_ended(self, flow: Flow) -> None:
+    def _forget_ended(self, flow: Flow, changes: Changes) -> None:
         """Give an ended flow's window back once nothing lies in it."""
         if flow.grant.state is _LIVE or flow.slots:
             return
@@ -329,3 +334,4 @@ class ProducerEnd:
         for consumer in flow.consumers:
             self._by_consumer[consumer].pop(flow, None)
         self.blocks.give(flow.start)
+        changes.room_for_others = True

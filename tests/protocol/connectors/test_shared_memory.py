@@ -37,6 +37,7 @@ from tests.protocol.connectors.ends import (
     Ends,
     FarProcess,
     Refused,
+    open_files,
     start_ends,
     wire,
 )
@@ -353,6 +354,52 @@ async def test_a_dead_branch_holds_the_others_up_no_longer(ends: Ends) -> None:
     await ends.near.drained(flow)
     descriptor = ends.near.put(payload_of(100_000, 7), flow)
     assert await alive.call("consume", wire(descriptor)) == checksum(100_000, 7)
+
+
+async def test_a_closed_turn_has_drained_when_its_only_reader_is_dead(ends: Ends) -> None:
+    far = await ends.add("far")
+    flow = ends.flow(1, far)
+    ends.near.put(payload_of(1000, 1), flow)
+    ends.near.close_flow(flow)
+    draining = asyncio.create_task(ends.near.drained(flow))
+    await asyncio.sleep(0)
+    await far.kill()
+    await asyncio.wait_for(draining, 10.0)
+
+
+@pytest.mark.parametrize("way", ["close_flow", "void", "death"])
+async def test_the_window_of_an_ended_turn_is_room_for_a_large_payload(
+    ends: Ends, way: str
+) -> None:
+    far, other = await ends.add("far"), await ends.add("other")
+    flow = ends.flow(1, far)
+    ended = ends.flow(2, other, window=4 << 20)
+    held = ends.flow(3, far, window=2 << 20)
+    waiting = asyncio.create_task(ends.near.put_when_ready(payload_of(3 << 20, 1), flow))
+    await asyncio.sleep(0)
+    assert ends.near.health().waiting == 1
+    if way == "close_flow":
+        ends.near.close_flow(ended)
+    elif way == "void":
+        ends.near.void("s", 2)
+    else:
+        await other.kill()
+    descriptor = await asyncio.wait_for(waiting, 10.0)
+    assert await far.call("consume", wire(descriptor)) == checksum(3 << 20, 1)
+    ends.near.close_flow(held)
+
+
+async def test_a_held_payload_goes_with_its_turn(ends: Ends) -> None:
+    far = await ends.add("far")
+    assert isinstance(ends.near, ShmConnector)
+    flow = ends.flow(1, far)
+    files = open_files()
+    held = ends.near.hold(payload_of(5 << 20, 1), flow)
+    assert open_files() == files + 1
+    ends.near.close_flow(flow)
+    assert open_files() == files
+    with pytest.raises(DescriptorRefused):
+        ends.near.offer(held, flow)
 
 
 async def test_one_session_takes_no_more_of_the_arena_than_its_cap(tmp_path: Path) -> None:
