@@ -14,6 +14,8 @@ _ABBREVIATION = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?…][\"')\]]*\s+$|\n$")
+# Only from where a word begins, and without a second try: a word may be thousands of characters.
+_WORD = re.compile(r"(?<!\S)\S++\s+")
 
 FIRST_CLAUSE_WORDS = 12
 CLAUSE_WORDS = 30
@@ -48,7 +50,7 @@ class Clauses:
                 continue
             return self._take(match.end())
         limit = CLAUSE_WORDS if self._cut_any else FIRST_CLAUSE_WORDS
-        words = list(re.finditer(r"\S+\s+", self._text))
+        words = list(_WORD.finditer(self._text))
         if len(words) > limit:
             return self._take(words[limit - 1].end())
         return None

@@ -64,6 +64,15 @@ def test_a_buffered_voice_gets_whole_sentences() -> None:
     )
 
 
+@pytest.mark.timeout(20)
+def test_a_word_without_an_end_does_not_hold_up_who_waits_for_clauses() -> None:
+    clauses = Clauses()
+    clauses.push("a" * 200_000)
+    assert clauses.cut(buffered=False) is None
+    clauses.push(" and")
+    assert clauses.rest() == "a" * 200_000 + " and"
+
+
 def test_starting_a_turn_does_not_raise_the_floor() -> None:
     lanes = Lanes()
     first, second = lanes.start(), lanes.start()
