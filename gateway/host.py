@@ -31,12 +31,13 @@ from gateway.wires import SessionWires
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    EngineLost,
     InvalidRequest,
     NotFound,
 )
 from protocol.messages import (
+    Fence,
     Output,
+    ReceivedThrough,
     Report,
     WorkerStatus,
 )
@@ -51,6 +52,7 @@ from sessions.actions import (
     HoldClient,
     OpenRequested,
     Released,
+    Reported,
     StageBound,
     StageLost,
     StageUnavailable,
@@ -62,7 +64,7 @@ from sessions.actions import (
 from sessions.admission import Admission
 from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory
-from sessions.duplex.events import ClientVerb, SessionCreated
+from sessions.duplex.events import AppendAudio, ClientVerb, SessionCreated
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Identity, Session
@@ -221,7 +223,8 @@ class GatewayHost:
             expires_at_s=int(time.time() + spec.limits.max_age_ms / 1000),
         )
         session = Session(identity, spec, new_id, now_ms)
-        wires = SessionWires(identity.session, spec, self._transfers)
+        fence = Fence(identity.session, identity.epoch, identity.owner)
+        wires = SessionWires(fence, spec, self._transfers)
         hosted = _Hosted(session, wires, on_output, self._loop.create_future(), now_ms)
         if settings_patch:
             try:
@@ -279,7 +282,9 @@ class GatewayHost:
         if hosted is None:
             return
         events: deque[Event] = deque([event])
+        handled = 0
         while events:
+            handled += 1
             for action in hosted.session.handle(events.popleft(), self._now_ms()):
                 match action:
                     case ToStage():
@@ -297,6 +302,8 @@ class GatewayHost:
                         self._measured(hosted, action)
                     case Released():
                         self._released(hosted, action.reason)
+        if handled == 1 and _only_postpones(event):
+            return
         self._count_state(hosted)
         if session in self._hosted:
             self._deadlines.set(session, hosted.session.deadline())
@@ -312,16 +319,14 @@ class GatewayHost:
                 stage=action.stage,
                 error=error.code,
             )
-            if not isinstance(error, EngineLost):
-                hosted.wires.start_afresh(action.stage)
-            hosted.wires.unbind(action.stage)
+            hosted.wires.give_up(action.stage)
             events.append(StageLost(action.stage))
 
     def _stage_lost(self, session: str, stage: str) -> None:
         """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
         hosted = self._hosted.get(session)
         if hosted is not None:
-            hosted.wires.unbind(stage)
+            hosted.wires.give_up(stage)
             self.handle(session, StageLost(stage))
 
     def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
@@ -503,6 +508,18 @@ class GatewayHost:
         """All workers that the config names."""
         now_ms = self._now_ms()
         return [worker_summary(replica, now_ms) for replica in self._pools.all()]
+
+
+def _only_postpones(event: Event) -> bool:
+    """Whether `event` can at most make the session's deadline later.
+
+    These come with every audio frame. A deadline that is left as it was only makes the
+    timer look once more.
+    """
+    match event:
+        case ClientSaid(verb=AppendAudio()) | Reported(report=ReceivedThrough()):
+            return True
+    return False
 
 
 def _refusal(session: Session, reason: CloseReason) -> AntiphonError:

@@ -15,7 +15,7 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
-from sessions.actions import ClientBlocked, CloseRequested, OpenRequested, Reported
+from sessions.actions import ClientBlocked, CloseRequested, OpenRequested, Reported, Tick
 from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
@@ -367,3 +367,12 @@ def test_every_state_but_closed_has_a_deadline() -> None:
         lifecycle.state = state
         lifecycle.reason = CloseReason.CLIENT
         assert (lifecycle.deadline() is None) == (state is State.CLOSED)
+
+
+def test_a_tick_that_comes_too_early_changes_nothing() -> None:
+    harness = Harness(voice_pipeline(idle_ms=10_000))
+    harness.now_ms += 5_000
+    before = harness.session.freeze()
+    harness.feed(Tick())
+    assert harness.session.freeze() == before
+    assert harness.names() == []
