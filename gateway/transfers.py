@@ -2,7 +2,7 @@
 
 Stream input goes through this gateway's arena where its edge says so, in the order in
 which it came; what finds no room waits, and the session's backlog bounds it. Output
-that came through a worker's arena is read in place until it is acknowledged.
+that came through a worker's arena is read in place until it is released.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class Transfers:
         self._inline: dict[str, Traffic] = {}
         self._relayed: dict[str, Traffic] = {}
         self._inputs: dict[tuple[str, str], _Input] = {}
-        self._held: dict[tuple[str, str, int], deque[tuple[int, ShmDescriptor]]] = {}
         paths = [path for e in endpoints if (path := gateway_arena(e, incarnation)) is not None]
         if paths and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
             self._shm = ShmConnector(paths[0], incarnation, copied_bytes=COPIED_BYTES)
@@ -110,7 +109,7 @@ class Transfers:
         self._inputs[session, stage] = _Input(session, flow)
 
     def opened(self, session: str, stage: str) -> None:
-        """The worker has spoken of the session: it knows it."""
+        """The worker has answered the session's open: it knows it."""
         stream = self._inputs.get((session, stage))
         if stream is not None:
             stream.opened = True
@@ -157,7 +156,7 @@ class Transfers:
                 await self._shm.put_when_ready(payload, stream.flow, note=note, tell=True)
                 stream.waiting.popleft()
         except (TurnVoid, PeerLost):
-            return
+            stream.waiting.clear()
         except AntiphonError as error:
             _log.error("input_lost", session=stream.session, stage=stage, reason=error.message)
             self._on_lost(stream.session, stage)
@@ -166,8 +165,9 @@ class Transfers:
 
     # Output
 
-    def get(self, session: str, stage: str, turn: int, sequence: int, of: Descriptor) -> Payload:
-        """The payload of a piece of output, readable until `acknowledged` or `void`.
+    def get(self, stage: str, of: Descriptor) -> Payload:
+        """The payload of a piece of a stage's output; one from an arena is readable until
+        `release`.
 
         Raises AntiphonError when it cannot be had.
         """
@@ -176,40 +176,23 @@ class Transfers:
             return of.payload
         if self._shm is None:
             raise NotAttached("this gateway reads no arena")
-        payload = self._shm.get(of)
-        self._held.setdefault((session, stage, turn), deque()).append((sequence, of))
-        return payload
+        return self._shm.get(of)
+
+    def release(self, descriptor: ShmDescriptor) -> None:
+        """The payload is read no longer: its views die."""
+        assert self._shm is not None
+        with contextlib.suppress(AntiphonError):
+            self._shm.release(descriptor)
 
     def discard(self, descriptor: Descriptor) -> None:
         """Nobody here wants this piece."""
         if self._shm is not None:
             self._shm.discard(descriptor)
 
-    def acknowledged(self, session: str, stage: str, turn: int, through: int) -> None:
-        """Output up to `through` has been taken: its views die."""
-        held = self._held.get((session, stage, turn))
-        if held is None:
-            return
-        while held and held[0][0] <= through:
-            self._release(held.popleft()[1])
-        if not held:
-            del self._held[session, stage, turn]
-
     def void(self, session: str, turn: int) -> None:
-        """The turn's content is not wanted: what is held of it goes, and what still comes."""
-        for key in [key for key in self._held if key[0] == session and key[2] == turn]:
-            for _, descriptor in self._held.pop(key):
-                self._release(descriptor)
+        """The turn's content is not wanted: what still comes of it is given back unread."""
         if self._shm is not None:
             self._shm.void(session, turn)
-
-    def freed(self, session: str) -> None:
-        """The session is gone: nothing of it is held or on its way."""
-        for name, stage in [key for key in self._inputs if key[0] == session]:
-            self.close_input(name, stage)
-        for key in [key for key in self._held if key[0] == session]:
-            for _, descriptor in self._held.pop(key):
-                self._release(descriptor)
 
     def close(self) -> None:
         """End the arena and detach from the workers'."""
@@ -244,11 +227,6 @@ class Transfers:
         if traffic is None:
             traffic = self._inline[edge] = Traffic()
         traffic.count(size_bytes)
-
-    def _release(self, descriptor: ShmDescriptor) -> None:
-        assert self._shm is not None
-        with contextlib.suppress(AntiphonError):
-            self._shm.release(descriptor)
 
 
 def _parts(update: Update) -> tuple[Payload, bytes]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
+
 import msgspec
 
 from gateway.pools import Replica
 from gateway.transfers import Transfers
 from protocol.connector_errors import TurnVoid
-from protocol.connectors import Descriptor
+from protocol.connectors import Descriptor, ShmDescriptor
 from protocol.edges import CLIENT, ConnectorKind, edge_name, worker_arena
-from protocol.errors import EngineLost
+from protocol.errors import AntiphonError, EngineLost
 from protocol.messages import (
     Acknowledge,
+    Answer,
     Attach,
     Close,
     Command,
     Feed,
+    Fence,
     Open,
     Output,
     RaiseFloor,
@@ -29,19 +34,32 @@ from sessions.lanes import INPUT_LANE
 from sessions.pipeline import Pipeline
 
 
+@dataclass
+class _Turn:
+    """A turn whose output is wanted. `held` is what is read in place, by stage, until it is
+    acknowledged."""
+
+    lane: str
+    entry: str
+    held: dict[str, deque[tuple[int, ShmDescriptor]]] = field(default_factory=dict)
+
+
 class SessionWires:
     """Which worker each stage of a session is bound to, and which turns have output on its way.
 
     `turns` counts the turns that were ever started.
     """
 
-    def __init__(self, session: str, pipeline: Pipeline, transfers: Transfers) -> None:
+    def __init__(self, fence: Fence, pipeline: Pipeline, transfers: Transfers) -> None:
         self.turns = 0
-        self._session = session
+        self._fence = fence
+        self._session = fence.session
         self._pipeline = pipeline
         self._transfers = transfers
         self._replicas: dict[str, Replica] = {}
-        self._lanes: dict[int, str] = {}
+        self._opens: dict[str, str] = {}
+        """The command with which each stage was told of the session, and not yet of its end."""
+        self._wanted: dict[int, _Turn] = {}
         self._relayed: set[tuple[int, str]] = set()
 
     def bind(self, stage: str, replica: Replica) -> None:
@@ -49,24 +67,38 @@ class SessionWires:
         self._replicas[stage] = replica
         replica.sessions.add(self._session)
 
-    def unbind(self, stage: str) -> None:
-        """The stage has no worker any more."""
-        replica = self._replicas.pop(stage, None)
-        self._transfers.close_input(self._session, stage)
-        if replica is not None:
-            replica.sessions.discard(self._session)
-
     def bound_to(self, replica: Replica) -> bool:
         """Whether this is the session's worker of its stage."""
         return self._replicas.get(replica.stage) is replica
 
+    def give_up(self, stage: str) -> None:
+        """The session goes on without its worker of `stage`, which frees what it holds of it."""
+        replica = self._replicas.pop(stage, None)
+        if replica is None:
+            return
+        replica.sessions.discard(self._session)
+        self._transfers.close_input(self._session, stage)
+        self._relayed = {(turn, by) for turn, by in self._relayed if by != stage}
+        for turn in [t for t, of in self._wanted.items() if of.lane == INPUT_LANE]:
+            # It has this stage alone: nobody else will say that it has ended.
+            if self._wanted[turn].entry == stage:
+                self.turn_over(turn)
+        if self._opens.pop(stage, None) is None:
+            return
+        try:
+            replica.link.send(Close(self._fence, f"{stage}-given-up", "given up"))
+        except EngineLost:
+            pass  # It is gone, with all that it held.
+        except AntiphonError:
+            # It cannot be told: only a new link makes both sides agree again on what it holds.
+            replica.link.start_afresh()
+
     def release(self) -> None:
         """The session is gone: nothing of it is bound, held or on its way."""
         for stage in list(self._replicas):
-            self.unbind(stage)
-        for turn in self._lanes:
-            self._transfers.void(self._session, turn)
-        self._transfers.freed(self._session)
+            self.give_up(stage)
+        for turn in list(self._wanted):
+            self._void(turn)
 
     # To the workers
 
@@ -82,14 +114,8 @@ class SessionWires:
         if rest is not None:
             replica.link.send(rest)
         if isinstance(command, Close):
+            self._opens.pop(stage, None)
             replica.sessions.discard(self._session)
-
-    def start_afresh(self, stage: str) -> None:
-        """The worker knows the session and cannot be told of it: only a new link makes both
-        sides agree again on what it holds."""
-        replica = self._replicas.get(stage)
-        if replica is not None:
-            replica.link.start_afresh()
 
     def _by_arena(self, replica: Replica, stage: str, command: Command) -> Command | None:
         """What of a command goes inside a message, after its payloads have been seen to."""
@@ -97,6 +123,7 @@ class SessionWires:
             case Update():
                 return self._transfers.put_input(stage, command)
             case Open():
+                self._opens[stage] = command.command
                 edge = edge_name(CLIENT, stage)
                 kind = self._pipeline.connectors.get(edge, ConnectorKind.INLINE)
                 self._transfers.open_input(self._session, stage, replica.consumer, kind)
@@ -105,18 +132,17 @@ class SessionWires:
             case Feed(payload=payload) if payload is not None:
                 self._count_inputs(stage, [payload])
             case Acknowledge():
-                self._transfers.acknowledged(self._session, stage, command.turn, command.through)
+                self._acknowledged(stage, command.turn, command.through)
             case RaiseFloor():
-                for turn, lane in list(self._lanes.items()):
-                    if lane == command.lane and turn < command.floor:
-                        del self._lanes[turn]
-                        self._transfers.void(self._session, turn)
+                for turn, of in list(self._wanted.items()):
+                    if of.lane == command.lane and turn < command.floor:
+                        self._void(turn)
         return command
 
     def _run(self, replica: Replica, stage: str, run: Run) -> Run:
-        if run.turn not in self._lanes:
+        if run.turn not in self._wanted:
             self.turns += 1
-        self._lanes[run.turn] = run.lane
+            self._wanted[run.turn] = _Turn(run.lane, stage)
         self._count_inputs(stage, run.inputs)
         if not run.to_client:
             self._relayed.add((run.turn, stage))
@@ -146,33 +172,57 @@ class SessionWires:
 
         Raises AntiphonError when output cannot be had although it is wanted.
         """
-        if isinstance(report, Output):
-            return self._output(stage, report)
-        self._transfers.opened(self._session, stage)
-        if isinstance(report, TurnEnded):
-            self._relayed.discard((report.turn, stage))
-            if self._lanes.get(report.turn) == INPUT_LANE:
-                self.turn_over(report.turn)
+        match report:
+            case Output():
+                return self._output(stage, report)
+            case Answer(command=command) if command == self._opens.get(stage):
+                if report.error is not None:
+                    del self._opens[stage]
+                else:
+                    self._transfers.opened(self._session, stage)
+            case TurnEnded():
+                self._relayed.discard((report.turn, stage))
+                turn = self._wanted.get(report.turn)
+                if turn is not None and turn.lane == INPUT_LANE:
+                    self.turn_over(report.turn)
         return Reported(stage, report)
 
     def turn_over(self, turn: int) -> None:
-        """The turn has ended: no more output of it comes."""
-        self._lanes.pop(turn, None)
+        """The turn has ended: no more output of it comes, and none is read any more."""
+        ended = self._wanted.pop(turn, None)
+        if ended is not None:
+            for held in ended.held.values():
+                for _, descriptor in held:
+                    self._transfers.release(descriptor)
+
+    def _void(self, turn: int) -> None:
+        """The turn's content is not wanted: what is held of it goes, and what still comes."""
+        self.turn_over(turn)
+        self._transfers.void(self._session, turn)
+
+    def _acknowledged(self, stage: str, turn: int, through: int) -> None:
+        """Output up to `through` has been taken: its views die."""
+        wanted = self._wanted.get(turn)
+        held = wanted.held.get(stage) if wanted is not None else None
+        while held and held[0][0] <= through:
+            self._transfers.release(held.popleft()[1])
 
     def _output(self, stage: str, output: Output) -> Event | None:
         turn, descriptor = output.turn, output.payload
-        wanted = turn in self._lanes
+        wanted = self._wanted.get(turn)
         if (turn, stage) in self._relayed:
             # Its bytes are other workers' to read.
-            if not wanted:
+            if wanted is None:
                 return None
             return StageProduced(stage, turn, output.sequence, None, descriptor)
-        if not wanted:
+        if wanted is None:
             # Both ends have voided the turn; its worker may have taken the bytes back already.
             self._transfers.discard(descriptor)
             return None
         try:
-            payload = self._transfers.get(self._session, stage, turn, output.sequence, descriptor)
+            payload = self._transfers.get(stage, descriptor)
         except TurnVoid:
             return None
+        if isinstance(descriptor, ShmDescriptor):
+            wanted.held.setdefault(stage, deque()).append((output.sequence, descriptor))
         return StageProduced(stage, turn, output.sequence, payload, descriptor)

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.host import GatewayHost, HostedAttachment
 from gateway.metrics import GatewayMetrics
-from protocol.errors import CapacityExceeded
+from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
-from protocol.messages import Command
+from protocol.messages import Command, Update
 from sessions.backlog import COMMANDS
 from sessions.duplex.events import (
     AppendAudio,
@@ -163,4 +163,37 @@ async def test_a_link_that_takes_no_more_is_opened_afresh(monkeypatch: pytest.Mo
         neighbour.send(spoken_item("theirs"))
         assert (await other.until(InputTranscribed)).item_id == "theirs"
         assert engines["listen"].open_sessions == {attachment.session, neighbour.session}
+    assert not any(engine.open_sessions for engine in engines.values())
+
+
+async def test_a_command_that_is_refused_costs_its_session_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = WorkerLink.send
+    refused: list[str] = []
+    afresh: list[str] = []
+
+    def refusing(link: WorkerLink, command: Command) -> None:
+        if isinstance(command, Update) and command.fence.session in refused:
+            refused.remove(command.fence.session)
+            raise InvalidRequest("the message is too long", code="payload_too_large")
+        send(link, command)
+
+    monkeypatch.setattr(WorkerLink, "send", refusing)
+    monkeypatch.setattr(WorkerLink, "start_afresh", lambda link: afresh.append(link.endpoint))
+    async with serving() as (host, engines):
+        client, other = Client(), Client()
+        attachment, neighbour = await opened(host, client), await opened(host, other)
+        attachment.send(MANUAL)
+        neighbour.send(MANUAL)
+        attachment.send(AppendAudio(PCM_MS * 200))
+        refused.append(attachment.session)
+        attachment.send(AppendAudio(PCM_MS))
+        assert (await client.until(Refused)).error.code == "session_state_lost"
+        attachment.send(spoken_item("mine"))
+        assert (await client.until(InputTranscribed)).item_id == "mine"
+        neighbour.send(spoken_item("theirs"))
+        assert (await other.until(InputTranscribed)).item_id == "theirs"
+        assert engines["listen"].open_sessions == {attachment.session, neighbour.session}
+    assert afresh == []
     assert not any(engine.open_sessions for engine in engines.values())
