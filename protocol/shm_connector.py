@@ -264,11 +264,15 @@ class ShmConnector:
 
     # Both
 
-    def void(self, session: str, turn: int) -> None:
-        """The turn's content is no longer wanted; see `Connector.void`."""
+    def void(self, session: str, turn: int | None = None) -> None:
+        """The turn's content is no longer wanted; see `Connector.void`.
+
+        Without a turn: what this process has put for any turn of the session.
+        """
         self._arena.void(session, turn)
-        for attachment in self._attachments.values():
-            attachment.void(session, turn)
+        if turn is not None:
+            for attachment in self._attachments.values():
+                attachment.void(session, turn)
 
     def health(self) -> ConnectorHealth:
         """How the connector is doing."""

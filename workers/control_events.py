@@ -236,7 +236,14 @@ class FeedTurn(msgspec.Struct, frozen=True):
 
 
 class CancelTurn(msgspec.Struct, frozen=True):
-    """Stop a running turn; `TurnFinished` is still to come."""
+    """Stop a running turn, and void it; `TurnFinished` is still to come."""
+
+    session: str
+    turn: int
+
+
+class VoidTurn(msgspec.Struct, frozen=True):
+    """The content of a turn that has ended is not wanted: take back what nobody has read."""
 
     session: str
     turn: int
@@ -288,6 +295,7 @@ Action = (
     | StartTurn
     | FeedTurn
     | CancelTurn
+    | VoidTurn
     | AbandonTurn
     | FreeSession
     | AttachArena

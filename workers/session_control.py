@@ -58,6 +58,7 @@ from workers.control_events import (
     StartTurn,
     TurnFinished,
     TurnOutcome,
+    VoidTurn,
 )
 from workers.input_order import InputOrder
 from workers.retention import Retention
@@ -97,6 +98,15 @@ class _Turn:
 
 
 @dataclass
+class _Ended:
+    """A turn that is over. `void`: none of its content is wanted, or there is none."""
+
+    report: TurnEnded
+    lane: str
+    void: bool
+
+
+@dataclass
 class Totals:
     """Counts over all sessions of the worker, for its bounds and its status."""
 
@@ -125,7 +135,7 @@ class SessionControl:
     _mailbox: deque[_Waiting] = field(default_factory=deque)
     _input: InputOrder = field(default_factory=InputOrder)
     _turns: dict[int, _Turn] = field(default_factory=dict)
-    _ended: OrderedDict[int, TurnEnded] = field(default_factory=OrderedDict)
+    _ended: OrderedDict[int, _Ended] = field(default_factory=OrderedDict)
     _floors: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
@@ -179,7 +189,7 @@ class SessionControl:
             self._give_up_gap(now_ms)
 
     def raise_floor(self, command: RaiseFloor, now_ms: float) -> None:
-        """Cancel the lane's turns below the floor, those that wait included."""
+        """Cancel the lane's turns below the floor, also those that wait, and void what ended."""
         floor = max(command.floor, self._floors.get(command.lane, 0))
         self._floors[command.lane] = floor
         self._floors.move_to_end(command.lane)
@@ -192,6 +202,11 @@ class SessionControl:
             run = waiting.command
             if isinstance(run, Run) and run.lane == command.lane and run.turn < floor:
                 self._drop_waiting(run.turn, TurnStatus.CANCELLED, None)
+        for turn, ended in self._ended.items():
+            if ended.lane == command.lane and turn < floor and not ended.void:
+                ended.void = True
+                self._release(self._retention.forget(turn))
+                self.act(VoidTurn(self.session, turn))
         self._pump(now_ms)
 
     def close(self, command: str | None, now_ms: float) -> None:
@@ -262,7 +277,7 @@ class SessionControl:
         for sequence, payload in replayed.pieces:
             self._send_output(command.turn, sequence, payload)
         if (ended := self._ended.get(command.turn)) is not None:
-            self.report(self.owner, ended)
+            self.report(self.owner, ended.report)
 
     def input_taken(self, event: InputTaken) -> None:
         """A turn's queue has room again."""
@@ -515,7 +530,7 @@ class SessionControl:
 
     def _end_unstarted(self, run: Run, status: TurnStatus, error: ErrorInfo | None) -> None:
         self._discard(run)
-        self._turn_ended(TurnEnded(self.session, run.turn, status, error))
+        self._turn_ended(TurnEnded(self.session, run.turn, status, error), run.lane, void=True)
 
     def _end_started(
         self,
@@ -535,10 +550,11 @@ class SessionControl:
         }
         if state.first_output_ms is not None:
             timeline["first_output"] = state.first_output_ms - state.received_ms
-        self._turn_ended(TurnEnded(self.session, turn, status, error, usage, timeline))
+        ended = TurnEnded(self.session, turn, status, error, usage, timeline)
+        self._turn_ended(ended, state.lane, void=state.cancel_by_ms is not None)
 
-    def _turn_ended(self, ended: TurnEnded) -> None:
-        self._ended[ended.turn] = ended
+    def _turn_ended(self, ended: TurnEnded, lane: str, *, void: bool) -> None:
+        self._ended[ended.turn] = _Ended(ended, lane, void)
         self.report(self.owner, ended)
         if len(self._ended) > self.limits.remembered_turns:
             oldest, _ = self._ended.popitem(last=False)

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec.structs import replace
 
-from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
+from protocol.connector_errors import NoCredit, NotAttached, TurnVoid
 from protocol.connectors import Descriptor, InlineConnector
 from protocol.edges import COPIED_BYTES, ConnectorKind, OutputEdge, gateway_arena, worker_arena
 from protocol.errors import AntiphonError
-from protocol.messages import Output, TurnEnded
+from protocol.messages import Output, TurnEnded, TurnStatus
 from protocol.payloads import Payload
 from protocol.shm_connector import ShmConnector, ShmFlow, usable_kind
 from workers.control_events import SendOutput
@@ -131,15 +132,15 @@ class Transfers:
     def freed(self, session: str) -> None:
         """The session is gone, and with it what was on its way."""
         self._outlets.pop(session, None)
-        for key in [key for key in self._readers if key[0] == session]:
-            del self._readers[key]
-        for key in [key for key in self._streams if key[0] == session]:
-            self.void(*key)
+        for key in [key for key in (*self._readers, *self._streams) if key[0] == session]:
+            self._drop(*key)
+        if self._shm is not None:
+            self._shm.void(session)
 
     # Input
 
     def get(self, descriptor: Descriptor) -> Payload:
-        """The payload of a descriptor; released with `release`."""
+        """The payload of a descriptor; to be released."""
         if self._shm is None:
             return self._inline.get(descriptor)
         return self._shm.get(descriptor)
@@ -151,7 +152,7 @@ class Transfers:
         return await self._shm.receive(descriptor, timeout_s=ATTACH_S)
 
     def release(self, descriptor: Descriptor) -> None:
-        """The payload is needed no longer."""
+        """A payload that was got is needed no longer, also when its arena is gone meanwhile."""
         if self._shm is not None:
             self._shm.release(descriptor)
 
@@ -168,9 +169,12 @@ class Transfers:
             self._readers[session, turn] = _Readers(readers, to_client)
 
     def put(self, output: SendOutput) -> None:
-        """Send a piece, now or when its turn has room. Raises what the link raises."""
-        key = output.session, output.turn
-        stream = self._streams.get(key) or self._open(output)
+        """Send a piece, now or when its turn has room; `on_failed` is told if it cannot be."""
+        try:
+            stream = self._streams.get((output.session, output.turn)) or self._open(output)
+        except AntiphonError as error:
+            self._on_failed(output.session, output.turn, error)
+            return
         if stream is None:
             self._send_inline(output)
         elif stream.flow is None or stream.waiting or not self._try(stream, output):
@@ -198,7 +202,15 @@ class Transfers:
             await stream.room.wait()
 
     def void(self, session: str, turn: int) -> None:
-        """The turn's content is not wanted any more: what is on its way goes."""
+        """The turn's content is not wanted any more: what is on its way goes.
+
+        Also after the turn's end, when its last pieces may not have been read.
+        """
+        self._drop(session, turn)
+        if self._shm is not None:
+            self._shm.void(session, turn)
+
+    def _drop(self, session: str, turn: int) -> None:
         self._readers.pop((session, turn), None)
         stream = self._streams.pop((session, turn), None)
         if stream is None:
@@ -207,8 +219,6 @@ class Transfers:
         stream.room.set()
         if stream.pump is not None:
             stream.pump.cancel()
-        assert self._shm is not None
-        self._shm.void(session, turn)
 
     async def close(self) -> None:
         """Give everything up and end the arena."""
@@ -267,12 +277,16 @@ class Transfers:
             descriptor = self._shm.put(output.payload, stream.flow)
         except NoCredit:
             return False
+        except AntiphonError as error:
+            self._on_failed(stream.session, stream.turn, error)
+            return True
         self._tell(output, descriptor)
         return True
 
     async def _pump(self, stream: _Stream) -> None:
         """Send what waits, as room comes."""
         assert self._shm is not None
+        failure: AntiphonError | None = None
         try:
             flow = await self._flow(stream)
             while stream.waiting:
@@ -280,17 +294,25 @@ class Transfers:
                 descriptor = await self._shm.put_when_ready(output.payload, flow)
                 stream.waiting.popleft()
                 self._tell(output, descriptor)
-        except (TurnVoid, PeerLost):
+        except TurnVoid:
             return
         except AntiphonError as error:
-            self._on_failed(stream.session, stream.turn, error)
-            return
+            failure = error
         finally:
             stream.pump = None
             stream.room.set()
-        if stream.ended is not None:
+        if stream.ended is None:
+            if failure is not None:
+                self._on_failed(stream.session, stream.turn, failure)
+            return
+        ended = stream.ended
+        if failure is None:
             self._close(stream)
-            self._send(stream.gateway, stream.ended)
+        else:
+            # Its engine has done all of it, but its consumer has not got all of it.
+            self.void(stream.session, stream.turn)
+            ended = replace(ended, status=TurnStatus.FAILED, error=failure.info())
+        self._send(stream.gateway, ended)
 
     def _close(self, stream: _Stream) -> None:
         assert self._shm is not None

@@ -14,19 +14,21 @@ class TurnInputs(AsyncIterator[Payload]):
     """The payloads of a turn in order, as they arrive; ends after the last.
 
     What an engine is given stays readable until it asks for the next, or the turn ends.
-    `receive` fetches a descriptor's payload, `release` gives it back. How much may lie
-    here is the control side's to bound; `on_taken(size)` tells it of every payload of
-    `size` bytes that left the queue.
+    `receive` fetches a descriptor's payload, `release` gives it back, `discard` one that
+    was never fetched. How much may lie here is the control side's to bound;
+    `on_taken(size)` tells it of every payload of `size` bytes that left the queue.
     """
 
     def __init__(
         self,
         receive: Callable[[Descriptor], Awaitable[Payload]],
         release: Callable[[Descriptor], None],
+        discard: Callable[[Descriptor], None],
         on_taken: Callable[[int], None],
     ) -> None:
         self._receive = receive
         self._release = release
+        self._discard = discard
         self._on_taken = on_taken
         self._waiting: deque[tuple[Descriptor, bool]] = deque()
         self._reading: Descriptor | None = None
@@ -47,7 +49,7 @@ class TurnInputs(AsyncIterator[Payload]):
         """The turn is over: give back what is being read and what never will be."""
         self._give_back()
         while self._waiting:
-            self._release(self._waiting.popleft()[0])
+            self._discard(self._waiting.popleft()[0])
 
     async def __anext__(self) -> Payload:
         self._give_back()

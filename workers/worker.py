@@ -79,6 +79,7 @@ from workers.control_events import (
     Tick,
     TurnFinished,
     TurnOutcome,
+    VoidTurn,
 )
 from workers.engine import Engine, EngineSession, Turn
 from workers.spec import WorkerSpec
@@ -293,6 +294,8 @@ class Worker:
                 self._transfers.void(action.session, action.turn)
                 if (running := self._turns.get((action.session, action.turn))) is not None:
                     running.task.cancel()
+            case VoidTurn():
+                self._transfers.void(action.session, action.turn)
             case AbandonTurn():
                 if self._turns.pop((action.session, action.turn), None) is not None:
                     _log.error("turn_abandoned", session=action.session, turn=action.turn)
@@ -387,6 +390,7 @@ class Worker:
         key = (action.session, action.turn)
         inputs = TurnInputs(
             self._transfers.receive,
+            self._transfers.release,
             self._transfers.discard,
             lambda size: self._tell(InputTaken(*key, size)),
         )
@@ -416,7 +420,7 @@ class Worker:
         )
         self._turns[key] = _RunningTurn(task, inputs, room)
         # Also told when the task is cancelled before its first step.
-        task.add_done_callback(lambda done: self._finished(key, done))
+        task.add_done_callback(lambda done: self._finished(key, inputs, done))
 
     def _feed(self, action: FeedTurn) -> None:
         running = self._turns.get((action.session, action.turn))
@@ -441,13 +445,17 @@ class Worker:
             return self._explain(error)
 
     def _finished(
-        self, key: tuple[str, int], task: asyncio.Task[dict[str, Any] | ErrorInfo]
+        self,
+        key: tuple[str, int],
+        inputs: TurnInputs,
+        task: asyncio.Task[dict[str, Any] | ErrorInfo],
     ) -> None:
+        # An abandoned turn reads until here, and holds what it reads.
+        inputs.close()
         running = self._turns.get(key)
         if running is None or running.task is not task:
             return
         del self._turns[key]
-        running.inputs.close()
         if task.cancelled():
             self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
             return

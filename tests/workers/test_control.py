@@ -66,6 +66,7 @@ from workers.control_events import (
     Tick,
     TurnFinished,
     TurnOutcome,
+    VoidTurn,
 )
 from workers.retention import RetentionLimits
 
@@ -839,6 +840,16 @@ def test_a_raised_floor_frees_what_was_kept() -> None:
     bench = with_output(3)
     bench.command(RaiseFloor(FENCE, "default", 2))
     assert bench.control.kept_bytes == 0
+
+
+def test_a_raised_floor_frees_what_a_turn_kept_that_has_ended_unread() -> None:
+    bench = with_output(3)
+    bench.command(run(2, "aside"))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    bench.tell(TurnFinished("s", 2, TurnOutcome.COMPLETED))
+    assert bench.command(RaiseFloor(FENCE, "default", 3)) == [VoidTurn("s", 1)]
+    assert bench.control.kept_bytes == 0
+    assert bench.command(RaiseFloor(FENCE, "default", 4)) == []
 
 
 def test_a_closed_session_keeps_nothing() -> None:
