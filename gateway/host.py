@@ -8,6 +8,7 @@ order. One timer is armed for the earliest deadline of all sessions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -63,8 +64,8 @@ from sessions.actions import (
 )
 from sessions.admission import Admission
 from sessions.deadlines import Deadlines
-from sessions.directory import MemoryDirectory
-from sessions.duplex.events import AppendAudio, ClientVerb, SessionCreated
+from sessions.directory import MemoryDirectory, Remove
+from sessions.duplex.events import AppendAudio, ClientVerb, SessionCreated, SessionEnded
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Identity, Session
@@ -86,7 +87,8 @@ class _Hosted:
     on_output: OnOutput
     opened: asyncio.Future[None]
     opened_at_ms: float
-    announced: bool = False
+    told: int = 0
+    """The number of the last output; 0 before the session was announced."""
     counted_state: State | None = None
     room: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the session takes verbs."""
@@ -277,10 +279,28 @@ class GatewayHost:
     # Events in, actions out
 
     def handle(self, session: str, event: Event) -> None:
-        """Feed `event` to the session and carry out what it asks for."""
+        """Feed `event` to the session and carry out what it asks for.
+
+        A session that fails at that ends, and no other is touched.
+        """
         hosted = self._hosted.get(session)
         if hosted is None:
             return
+        try:
+            handled = self._carry_out(hosted, event)
+        except Exception:
+            _log.exception("session_failed", session=session)
+            handled = 0
+            self._end_failed(hosted)
+        if handled == 1 and _only_postpones(event):
+            return
+        self._count_state(hosted)
+        if session in self._hosted:
+            self._deadlines.set(session, hosted.session.deadline())
+            self._arm()
+
+    def _carry_out(self, hosted: _Hosted, event: Event) -> int:
+        """Carry out what follows from `event`; how many events that were with it."""
         events: deque[Event] = deque([event])
         handled = 0
         while events:
@@ -302,12 +322,24 @@ class GatewayHost:
                         self._measured(hosted, action)
                     case Released():
                         self._released(hosted, action.reason)
-        if handled == 1 and _only_postpones(event):
+        return handled
+
+    def _end_failed(self, hosted: _Hosted) -> None:
+        """End a session in order, as after any other end; if it fails at that, let it go."""
+        identity = hosted.session.identity
+        if hosted.session.state in (State.OPENING, State.ACTIVE):
+            try:
+                self._carry_out(hosted, CloseRequested(CloseReason.ERROR))
+                return
+            except Exception:
+                _log.exception("session_failed_again", session=identity.session)
+        if identity.session not in self._hosted:
             return
-        self._count_state(hosted)
-        if session in self._hosted:
-            self._deadlines.set(session, hosted.session.deadline())
-            self._arm()
+        self._directory.call(Remove(identity.session, identity.epoch))
+        self._released(hosted, CloseReason.ERROR)
+        if hosted.told:
+            with contextlib.suppress(Exception):
+                hosted.on_output(hosted.told + 1, SessionEnded(CloseReason.ERROR.value))
 
     def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
         try:
@@ -331,10 +363,10 @@ class GatewayHost:
 
     def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
         if isinstance(action.output, SessionCreated):
-            hosted.announced = True
             if not hosted.opened.done():
                 hosted.opened.set_result(None)
             self._metrics.session_opened(hosted.session.pipeline.name)
+        hosted.told = action.sequence
         hosted.on_output(action.sequence, action.output)
 
     async def room(self, session: str) -> None:
@@ -385,21 +417,22 @@ class GatewayHost:
     def _released(self, hosted: _Hosted, reason: CloseReason) -> None:
         identity = hosted.session.identity
         hosted.wires.release()
+        hosted.room.set()
         for waiting in self._waiting.values():
             waiting.pop(identity.session, None)
         del self._hosted[identity.session]
         self._deadlines.set(identity.session, None)
         self._admission.give_back(hosted.session.pipeline)
         self._changed.set()
-        if hosted.announced:
+        if hosted.told:
             self._metrics.session_closed(hosted.session.pipeline.name, reason)
         elif not hosted.opened.done():
             hosted.opened.set_exception(_refusal(hosted.session, reason))
         _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
 
     def _count_state(self, hosted: _Hosted) -> None:
-        state = hosted.session.state
-        after = None if state is State.CLOSED else state
+        known = hosted.session.identity.session in self._hosted
+        after = hosted.session.state if known else None
         if after is not hosted.counted_state:
             self._metrics.session_state_changed(
                 hosted.session.pipeline.name, hosted.counted_state, after

@@ -17,6 +17,7 @@ from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
+from sessions.actions import Action, Event, Tick
 from sessions.backlog import COMMANDS
 from sessions.duplex.events import (
     AppendAudio,
@@ -30,7 +31,10 @@ from sessions.duplex.events import (
     PatchSettings,
     Refused,
     Role,
+    SessionCreated,
+    SessionEnded,
 )
+from sessions.session import Session
 from tests.sessions.harness import PCM_MS, voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions
 from workers.spec import WorkerSpec
@@ -65,9 +69,9 @@ class Client:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
+async def serving(**limits: int) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
     """A host and a worker for each stage, all in this process."""
-    pipeline = voice_pipeline()
+    pipeline = voice_pipeline(**limits)
     engines = {stage: SyntheticEngine.create(SyntheticOptions()) for stage in pipeline.stages}
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         async with asyncio.TaskGroup() as tasks:
@@ -197,3 +201,46 @@ async def test_a_command_that_is_refused_costs_its_session_alone(
         assert engines["listen"].open_sessions == {attachment.session, neighbour.session}
     assert afresh == []
     assert not any(engine.open_sessions for engine in engines.values())
+
+
+async def test_a_session_that_fails_at_its_deadline_ends_and_the_others_meet_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Session.handle
+    faulty: set[str] = set()
+
+    def failing(session: Session, event: Event, now_ms: float) -> list[Action]:
+        if isinstance(event, Tick) and session.identity.session in faulty:
+            raise RuntimeError("synthetic fault")
+        return handle(session, event, now_ms)
+
+    monkeypatch.setattr(Session, "handle", failing)
+    async with serving(idle_ms=200) as (host, engines):
+        client, other = Client(), Client()
+        faulty.add((await opened(host, client)).session)
+        await opened(host, other)
+        assert (await client.until(SessionEnded)).reason == "error"
+        assert (await other.until(SessionEnded)).reason == "idle"
+        async with asyncio.timeout(WAIT_S):
+            await host.drained()
+    assert not any(engine.open_sessions for engine in engines.values())
+
+
+async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Untold(Client):
+        def on_output(self, sequence: int, output: ClientOutput) -> None:
+            if not isinstance(output, SessionCreated):
+                raise RuntimeError("synthetic fault")
+            super().on_output(sequence, output)
+
+    async with serving() as (host, engines):
+        attachment = await opened(host, Untold())
+        attachment.send(MANUAL)
+        async with asyncio.timeout(WAIT_S):
+            await host.drained()
+        assert host.sessions() == []
+        # The next open is answered after the worker has freed the session that failed.
+        other = await opened(host, Client())
+        assert {s for engine in engines.values() for s in engine.open_sessions} == {other.session}
