@@ -390,8 +390,12 @@ class GatewayHost:
             self._waiting.setdefault(stage, {})[session] = None
             events.append(StageUnavailable(stage, error.info()))
             return
-        hosted.wires.bind(stage, replica)
-        events.append(StageBound(stage, replica.link.worker or replica.name))
+        events.append(self._bound(hosted, replica))
+
+    @staticmethod
+    def _bound(hosted: _Hosted, replica: Replica) -> StageBound:
+        hosted.wires.bind(replica.stage, replica)
+        return StageBound(replica.stage, replica.link.worker or replica.name)
 
     def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
         identity = hosted.session.identity
@@ -485,15 +489,14 @@ class GatewayHost:
 
     def _on_ready(self, stage: str) -> None:
         for session in list(self._waiting.get(stage, ())):
-            hosted = self._hosted.get(session)
-            if hosted is None or not self._pools.available(stage):
-                continue
+            try:
+                replica = self._pools.pick(stage)
+            except CapacityExceeded:
+                return
             del self._waiting[stage][session]
-            replica = self._pools.pick(stage)
-            hosted.wires.bind(stage, replica)
-            self.handle(session, StageBound(stage, replica.link.worker or replica.name))
+            self.handle(session, self._bound(self._hosted[session], replica))
 
-    def _on_lost(self, replica: Replica, sessions: set[str]) -> None:
+    def _on_lost(self, replica: Replica) -> None:
         for session, hosted in list(self._hosted.items()):
             if hosted.wires.bound_to(replica):
                 self._stage_lost(session, replica.stage)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
-from gateway.pools import WEDGED_MS, Replica
+from gateway.pools import Replica
 from sessions.session import Session
 
 
 def stage_health(replicas: list[Replica], now_ms: float) -> StageHealth:
     """What can be said of the replicas of a stage, taken together."""
-    if any(replica.ready and not replica.wedged(now_ms, WEDGED_MS) for replica in replicas):
+    if any(replica.works(now_ms) for replica in replicas):
         return StageHealth.READY
     if any(replica.ready for replica in replicas):
         return StageHealth.WEDGED
@@ -41,7 +41,7 @@ def worker_summary(replica: Replica, now_ms: float) -> WorkerSummary:
     status = replica.status
     if replica.link.worker is None:
         state = "starting" if replica.incarnations == 0 else "lost"
-    elif replica.wedged(now_ms, WEDGED_MS):
+    elif replica.wedged(now_ms):
         state = "wedged"
     else:
         state = "ready" if replica.ready else "starting"

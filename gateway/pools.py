@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from protocol.errors import AntiphonError, CapacityExceeded
+from protocol.errors import CapacityExceeded
 from protocol.link_frames import WorkerInfo
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Report, WorkerStatus
 
 _log = structlog.get_logger(__name__)
+
+
+WEDGED_MS = 30_000.0
+"""Work that waits this long without any progress of its worker makes the worker wedged."""
 
 
 @dataclass
@@ -56,21 +60,21 @@ class Replica:
             self.stuck_since_ms = now_ms
         self.status = status
 
-    def wedged(self, now_ms: float, wedged_ms: float) -> bool:
-        """Whether work has waited for `wedged_ms` without progress."""
-        return self.stuck_since_ms is not None and now_ms - self.stuck_since_ms >= wedged_ms
+    def wedged(self, now_ms: float) -> bool:
+        """Whether work has waited for WEDGED_MS without progress."""
+        return self.stuck_since_ms is not None and now_ms - self.stuck_since_ms >= WEDGED_MS
 
-
-WEDGED_MS = 30_000.0
-"""Work that waits this long without any progress of its worker makes the worker wedged."""
+    def works(self, now_ms: float) -> bool:
+        """Whether it can take a session and gets something done."""
+        return self.ready and not self.wedged(now_ms)
 
 
 class Pools:
     """All replicas by stage.
 
     `on_report(replica, report)` gets everything but status; `on_ready(stage)` is
-    called when a replica can take sessions, `on_lost(replica, sessions)` when one is
-    gone with the sessions that were bound to it; `on_change` after either.
+    called when a replica can take sessions, `on_lost(replica)` when one is gone with all
+    that it held; `on_change` after either.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class Pools:
         *,
         on_report: Callable[[Replica, Report], None],
         on_ready: Callable[[str], None],
-        on_lost: Callable[[Replica, set[str]], None],
+        on_lost: Callable[[Replica], None],
         on_change: Callable[[], None],
         attach: Callable[[str], Awaitable[str | None]],
     ) -> None:
@@ -115,19 +119,21 @@ class Pools:
 
         def on_down(reason: str) -> None:
             _log.warning("worker_lost", worker=name, stage=stage, reason=reason)
-            sessions, replica.sessions = replica.sessions, set()
+            replica.sessions = set()
             if replica.attaching is not None:
                 replica.attaching.cancel()
                 replica.attaching = None
             replica.consumer = None
-            self._on_lost(replica, sessions)
+            self._on_lost(replica)
             self._on_change()
 
         def on_report(report: Report) -> None:
             if isinstance(report, WorkerStatus):
-                was_ready = replica.status is not None and replica.status.ready
-                replica.note(report, self._clock_ms())
-                if replica.ready and not was_ready:
+                now_ms = self._clock_ms()
+                known = replica.status is not None and replica.status.ready
+                worked = known and replica.works(now_ms)
+                replica.note(report, now_ms)
+                if replica.works(now_ms) and not worked:
                     self._on_ready(stage)
                 self._on_change()
             else:
@@ -142,7 +148,11 @@ class Pools:
 
     async def _attached(self, replica: Replica) -> None:
         """Payloads can go by arena from here on, or it is known that they cannot."""
-        replica.consumer = await self._attach(replica.link.endpoint)
+        try:
+            replica.consumer = await self._attach(replica.link.endpoint)
+        except Exception:
+            # Its payloads go inside messages; without this it would never be ready.
+            _log.exception("attach_failed", worker=replica.name)
         replica.attaching = None
         if replica.ready:
             self._on_ready(replica.stage)
@@ -154,24 +164,12 @@ class Pools:
         Raises CapacityExceeded when there is none.
         """
         now_ms = self._clock_ms()
-        candidates = [
-            replica
-            for replica in self.of(stage)
-            if replica.ready and not replica.wedged(now_ms, WEDGED_MS)
-        ]
+        candidates = [replica for replica in self.of(stage) if replica.works(now_ms)]
         if not candidates:
             raise CapacityExceeded(
                 f"no worker of stage {stage} is ready", code="engine_unavailable"
             )
         return min(candidates, key=lambda replica: len(replica.sessions))
-
-    def available(self, stage: str) -> bool:
-        """Whether `pick` would find a replica."""
-        try:
-            self.pick(stage)
-        except AntiphonError:
-            return False
-        return True
 
     def of(self, stage: str) -> list[Replica]:
         """The replicas of a stage."""

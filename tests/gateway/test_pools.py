@@ -1,0 +1,160 @@
+"""Which replica can take sessions, and when who waits for one is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.pools import WEDGED_MS, Pools, Replica
+from protocol.errors import CapacityExceeded
+from protocol.link_frames import WorkerInfo
+from protocol.messages import Report, WorkerStatus
+
+WAIT_S = 10
+
+
+class SyntheticLink:
+    """A link whose worker is played by the test."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        incarnation: str,
+        *,
+        on_report: Callable[[Report], None],
+        on_up: Callable[[str, WorkerInfo], None],
+        on_down: Callable[[str], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.ready = False
+        self.worker: str | None = None
+        self._on_report, self._on_up, self._on_down = on_report, on_up, on_down
+
+    def come(self) -> None:
+        self.ready, self.worker = True, "worker.1"
+        self._on_up(self.worker, WorkerInfo("think", "synthetic", True))
+
+    def go(self) -> None:
+        self.ready, self.worker = False, None
+        self._on_down("synthetic end")
+
+    def beat(self, waiting: int, progress: int) -> None:
+        self._on_report(WorkerStatus("think", 1, waiting, progress))
+
+    def close(self) -> None:
+        self.ready = False
+
+
+@dataclass
+class Told:
+    """What the pools have told of."""
+
+    now_ms: float = 0.0
+    ready: list[str] = field(default_factory=list)
+    lost: list[Replica] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def no_arena(endpoint: str) -> str | None:
+    return None
+
+
+def one_worker(
+    monkeypatch: pytest.MonkeyPatch, attach: Callable[[str], Awaitable[str | None]] = no_arena
+) -> tuple[Pools, SyntheticLink, Told]:
+    monkeypatch.setattr("gateway.pools.WorkerLink", SyntheticLink)
+    told = Told()
+    pools = Pools(
+        "gateway-1",
+        lambda: told.now_ms,
+        on_report=lambda replica, report: None,
+        on_ready=told.ready.append,
+        on_lost=told.lost.append,
+        on_change=told.changed.set,
+        attach=attach,
+    )
+    link: Any = pools.add("think-0", "think", "ipc:///nowhere/think").link
+    return pools, link, told
+
+
+async def attached(pools: Pools, told: Told) -> None:
+    """Wait until the only worker's arena is attached, or known not to be."""
+    async with asyncio.timeout(WAIT_S):
+        while pools.all()[0].attaching is not None:
+            told.changed.clear()
+            await told.changed.wait()
+
+
+async def test_a_worker_takes_sessions_once_its_arena_is_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools, link, told = one_worker(monkeypatch)
+    link.come()
+    with pytest.raises(CapacityExceeded):
+        pools.pick("think")
+    await attached(pools, told)
+    assert pools.pick("think") is pools.all()[0]
+    assert told.ready == ["think"]
+
+
+async def test_an_arena_that_fails_to_attach_leaves_the_worker_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def failing(endpoint: str) -> str | None:
+        raise RuntimeError("synthetic fault")
+
+    pools, link, told = one_worker(monkeypatch, failing)
+    link.come()
+    await attached(pools, told)
+    assert pools.pick("think").consumer is None
+    assert told.ready == ["think"]
+
+
+async def test_a_worker_lost_while_its_arena_attaches_is_attached_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    begun: asyncio.Queue[int] = asyncio.Queue()
+    numbers = iter(range(2))
+
+    async def gated(endpoint: str) -> str | None:
+        number = next(numbers)
+        begun.put_nowait(number)
+        await gates[number].wait()
+        return f"worker-{number}"
+
+    pools, link, told = one_worker(monkeypatch, gated)
+    (replica,) = pools.all()
+    link.come()
+    assert await begun.get() == 0
+    gates[0].set()
+    link.go()
+    link.come()
+    gates[1].set()
+    await attached(pools, told)
+    assert await begun.get() == 1
+    assert replica.consumer == "worker-1"
+    assert told.lost == [replica]
+
+
+async def test_a_wedged_worker_that_gets_on_again_is_ready_for_who_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools, link, told = one_worker(monkeypatch)
+    link.come()
+    await attached(pools, told)
+    link.beat(1, progress=1)
+    link.beat(1, progress=1)
+    told.now_ms += WEDGED_MS
+    with pytest.raises(CapacityExceeded):
+        pools.pick("think")
+    told.ready.clear()
+    link.beat(1, progress=1)
+    assert told.ready == []
+    link.beat(1, progress=2)
+    assert told.ready == ["think"]
+    assert pools.pick("think") is pools.all()[0]
