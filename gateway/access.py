@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from protocol.config import GatewayConfig, is_loopback
+from protocol.addresses import is_loopback
+from protocol.config import GatewayConfig
 from protocol.errors import InvalidRequest
 
 KEY_SUBPROTOCOL = "openai-insecure-api-key."

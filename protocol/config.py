@@ -6,7 +6,6 @@ keys need not lie in the file. Relative paths are relative to the working direct
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from protocol.addresses import is_loopback
 from protocol.config_source import Location, Problem, Source, read_source
 from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
 from protocol.errors import ConfigError
@@ -267,16 +267,6 @@ def config_error(problems: list[Problem]) -> ConfigError:
     """One error that lists `problems` (at least one) in the order of the file."""
     ordered = sorted(problems, key=lambda problem: problem.line)
     return ConfigError("\n".join(map(str, ordered)), field=ordered[0].field or None)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_binding(gateway: GatewayConfig, *, insecure: bool) -> None:

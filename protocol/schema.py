@@ -26,6 +26,11 @@ class PayloadSchema(msgspec.Struct, frozen=True):
     attributes: frozenset[str] = frozenset()
 
 
+def schema_of(schemas: tuple[PayloadSchema, ...], payload: PayloadType) -> PayloadSchema | None:
+    """What an engine says of its payloads of a type."""
+    return next((schema for schema in schemas if schema.type is payload), None)
+
+
 def check_edge(edge: str, produced: PayloadSchema, taken: PayloadSchema) -> None:
     """Raise ConfigError when what one end produces is not what the other end takes.
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.utils.monitor
 
-from protocol.config import is_loopback
+from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
 from protocol.link_frames import MAX_FRAME_BYTES
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from collections.abc import Iterator
 
 import pydantic
@@ -13,33 +11,9 @@ from protocol.config_source import Location, Problem
 from protocol.edges import edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
-from protocol.schema import PayloadSchema, check_edge
+from protocol.schema import check_edge, schema_of
 from workers.engine import Engine
-
-ENTRY_POINTS = "antiphon.engines"
-
-
-def engine_class(name: str) -> type[Engine]:
-    """The engine registered as `name`, or in a module as `MODULE:CLASS`.
-
-    Imports its module, but loads no model. Raises ConfigError when there is none or its
-    module cannot be imported.
-    """
-    registered = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    module, colon, attribute = name.partition(":")
-    if not colon and name not in registered.names:
-        known = ", ".join(sorted(registered.names)) or "none"
-        raise ConfigError(f"there is no engine {name}; installed are {known}", field="engine")
-    try:
-        if colon:
-            engine = getattr(importlib.import_module(module), attribute)
-        else:
-            engine = registered[name].load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"engine {name} cannot be loaded: {error}", field="engine") from None
-    if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise ConfigError(f"engine {name} is not an Engine but {engine!r}", field="engine")
-    return engine
+from workers.engine_registry import engine_class
 
 
 def check_stages(file: ConfigFile) -> None:
@@ -61,11 +35,6 @@ def check_stages(file: ConfigFile) -> None:
             problems.append(file.source.problem(location, reason))
     if problems:
         raise config_error(problems)
-
-
-def schema_of(schemas: tuple[PayloadSchema, ...], payload: PayloadType) -> PayloadSchema | None:
-    """What an engine says of its payloads of a type."""
-    return next((schema for schema in schemas if schema.type is payload), None)
 
 
 def _mismatches(

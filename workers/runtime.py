@@ -22,8 +22,8 @@ import uvloop
 from protocol.errors import ConfigError, ModelFileError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
-from workers.check import engine_class
 from workers.engine import Engine
+from workers.engine_registry import engine_class
 from workers.spec import WorkerSpec, WorkerStarted
 from workers.worker import Worker
 

@@ -43,8 +43,7 @@ from protocol.messages import (
     WorkerStatus,
 )
 from protocol.payloads import Payload
-from protocol.schema import check_payload
-from workers.check import schema_of
+from protocol.schema import check_payload, schema_of
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.config import Config, is_loopback, read_config
+from protocol.addresses import is_loopback
+from protocol.config import Config, read_config
 from workers.check import check_stages
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from antiphon.commands.address import add_url
-from protocol.config import is_loopback
+from protocol.addresses import is_loopback
 from protocol.errors import AntiphonError, InvalidRequest
 
 TIMEOUT_S = 10.0

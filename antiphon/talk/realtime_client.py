@@ -6,7 +6,6 @@ It moves events and stamps their times; it keeps no state of the conversation.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +25,7 @@ from websockets.exceptions import (
 )
 
 from antiphon.talk.errors import CallRefused, CannotConnect, ConnectionEnded
+from protocol.addresses import is_loopback
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
@@ -90,7 +90,7 @@ class RealtimeClient:
             max_size=MAX_EVENT_BYTES,
             open_timeout=open_timeout_s,
             close_timeout=2.0,
-            proxy=None if _is_loopback(address) else True,
+            proxy=None if is_loopback(urlsplit(address).hostname or "") else True,
         )
         try:
             connection = await opening
@@ -160,14 +160,6 @@ def _reason(problem: OSError | ValueError) -> str:
     if isinstance(problem, ConnectionRefusedError):
         return os.strerror(errno.ECONNREFUSED)
     return getattr(problem, "strerror", None) or str(problem)
-
-
-def _is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _refusal(url: str, refusal: InvalidStatus) -> CallRefused | CannotConnect:

@@ -15,9 +15,10 @@ from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 from protocol.schema import PayloadSchema
 from tests.end_to_end.test_chain import CONFIG as CHAIN
-from workers import check
-from workers.check import check_stages, engine_class
+from workers import engine_registry
+from workers.check import check_stages
 from workers.engine import EmitEvent, Engine, EngineSession
+from workers.engine_registry import engine_class
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -79,7 +80,7 @@ def synthetic_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         "option": f"{__name__}:EarOptions",
     }
     entries = EntryPoints(
-        EntryPoint(name, value, check.ENTRY_POINTS) for name, value in values.items()
+        EntryPoint(name, value, engine_registry.ENTRY_POINTS) for name, value in values.items()
     )
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
 

@@ -10,7 +10,8 @@ import pytest
 
 from protocol.config import read_config
 from tests.test_imports import ENGINE_LIBRARIES
-from workers.check import check_stages, engine_class
+from workers.check import check_stages
+from workers.engine_registry import engine_class
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,9 +25,17 @@ def test_the_example_fits_its_engines() -> None:
     check_stages(read_config(ROOT / "examples" / "voice.yaml", {}))
 
 
+def test_a_worker_process_starts_without_what_only_reads_configs() -> None:
+    code = "import sys, workers.runtime; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {"protocol.config", "yaml"}.isdisjoint(result.stdout.split())
+
+
 def test_naming_an_engine_loads_none_of_its_libraries() -> None:
     code = (
-        "import sys; from workers.check import engine_class\n"
+        "import sys; from workers.engine_registry import engine_class\n"
         "for name in ('ar', 'codec', 'speech-in'): engine_class(name)\n"
         "print(*sys.modules)"
     )
