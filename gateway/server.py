@@ -99,6 +99,11 @@ class _PromptHttp(H11Protocol):
         super().connection_made(transport)
         self._timer = self.loop.call_later(REQUEST_S, self._look)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone; a timer would keep all that was read from it."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
     def on_response_complete(self) -> None:
         """An answer is out; what comes next is timed anew."""
         super().on_response_complete()

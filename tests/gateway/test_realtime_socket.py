@@ -7,13 +7,16 @@ import json
 from typing import Any
 
 import pytest
+from starlette.types import Message
 from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from gateway.access import Access
+from gateway.metrics import GatewayMetrics
 from gateway.server import WS_MAX_BYTES
-from gateway.surfaces.realtime.socket import APPEND_BYTES
+from gateway.surfaces.realtime.socket import APPEND_BYTES, RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind
 from protocol.realtime import MAX_EVENT_BYTES
@@ -346,6 +349,23 @@ async def test_a_failure_of_one_session_is_told_to_it_alone(serve: Serve) -> Non
         assert ended.rcvd.code == 1011
         await other.send(json.dumps({"type": "input_audio_buffer.clear"}))
         assert (await event(other))["type"] == "input_audio_buffer.cleared"
+
+
+async def test_a_connection_that_the_server_closed_by_itself_is_no_fault_of_the_gateway() -> None:
+    host = ScriptedHost()
+    came: asyncio.Queue[Message] = asyncio.Queue()
+    came.put_nowait({"type": "websocket.connect"})
+
+    async def send(message: Message) -> None:
+        if message["type"] != "websocket.accept":
+            raise RuntimeError("Unexpected ASGI message, after sending 'websocket.close'.")
+
+    serve = RealtimeSocket(host, Access(GatewayConfig()), GatewayMetrics())
+    scope = {"type": "websocket", "subprotocols": [], "headers": [], "query_string": b""}
+    with capture_logs() as logs:
+        await serve(scope, came.get, send)
+    assert logs == []
+    assert host.attachments[0].closed == "client"
 
 
 async def test_a_slow_reader_paces_the_session_and_loses_nothing(serve: Serve) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 import structlog
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.egress import Egress, EgressOverflow
@@ -227,7 +227,7 @@ class _Connection:
 
     async def _write(self) -> None:
         await self._egress.drain(self._send_frame)
-        await self._send(
+        await self._tell(
             {
                 "type": "websocket.close",
                 "code": self._farewell.code,
@@ -236,15 +236,22 @@ class _Connection:
         )
 
     async def _send_frame(self, frame: str) -> None:
-        await self._send({"type": "websocket.send", "text": frame})
+        await self._tell({"type": "websocket.send", "text": frame})
         self._frames.sent += 1
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except RuntimeError:
+            # The server has closed by itself: a frame was too long, or no pong came.
+            raise ConnectionAbortedError from None
 
     async def _goodbye(self, code: int, reason: str) -> None:
         """Close with a reason, if the client takes it within a moment."""
         try:
             async with asyncio.timeout(_GOODBYE_S):
-                await self._send({"type": "websocket.close", "code": code, "reason": reason})
-        except (OSError, RuntimeError, TimeoutError):
+                await self._tell({"type": "websocket.close", "code": code, "reason": reason})
+        except OSError:
             pass  # It does not read, or has hung up: the server drops the connection.
 
     def _on_blocked(self, blocked: bool) -> None:
