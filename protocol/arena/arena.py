@@ -61,9 +61,10 @@ class ArenaUse:
 class Arena:
     """One producer's arena, listening at the Unix socket `path`.
 
-    `on_attached(consumer)` and `on_lost(consumer)` are called on the loop. Make it on a
-    running loop. Raises ConfigError when the system has no sealed memory, or when the
-    path is not in a directory of this user with mode 0700, or is in use.
+    `on_attached(consumer)` and `on_lost(consumer)` are called on the loop; an exception in
+    one is logged and goes no further. Make it on a running loop. Raises ConfigError when
+    the system has no sealed memory, or when the path is not in a directory of this user
+    with mode 0700, or is in use.
     """
 
     def __init__(
@@ -129,12 +130,10 @@ class Arena:
         slot = self._fill(flow, payload, note)
         try:
             self._offer(slot, tell)
-        except BaseException:
+        except NoCredit:
             self._apply(self._machine.discard(slot))
             raise
-        return ShmDescriptor(
-            self.id, slot.index, slot.generation, slot.offset, slot.key, len(payload.data)
-        )
+        return self._descriptor(slot, payload)
 
     async def put_when_ready(
         self,
@@ -322,8 +321,11 @@ class Arena:
             if slot.offset != GIANT:
                 # The header's key: what names these bytes names nothing from now on.
                 words[slot.offset >> 3] = 0
-            elif (giant := self._giants.pop(slot, None)) is not None:
+                continue
+            if (giant := self._giants.pop(slot, None)) is not None:
                 giant.drop()
+            for consumer in self._consumers.values():
+                consumer.take_back(slot.index)
         if self._waiting.any:
             for flow in changes.flows:
                 self._waiting.wake(flow)
@@ -354,14 +356,20 @@ class Arena:
         except BaseException:
             self._machine.lose(hello.name)
             raise
-        if self._on_attached is not None:
-            self._on_attached(hello.name)
+        self._tell(self._on_attached, hello.name)
 
     def _lose(self, consumer: Connection) -> None:
         del self._consumers[consumer.name]
         self._apply(self._machine.lose(consumer.name))
-        if self._on_lost is not None:
-            self._on_lost(consumer.name)
+        self._tell(self._on_lost, consumer.name)
+
+    def _tell(self, callback: Callable[[str], None] | None, consumer: str) -> None:
+        if callback is None:
+            return
+        try:
+            callback(consumer)
+        except Exception:
+            _log.exception("arena_callback_failed", arena=self.name, consumer=consumer)
 
 
 def _random_keys() -> Iterator[int]:

@@ -39,12 +39,12 @@ async def attach(
     """
     if (reason := memory.unavailable()) is not None:
         raise ConfigError(reason)
-    loop = asyncio.get_running_loop()
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         peer.setblocking(False)
         async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(peer, path)
+            # A Unix socket connects at once, or not at all when too many are waiting there.
+            peer.connect(path)
             if not handshake.is_same_user(peer):
                 raise DescriptorRefused(f"{path} belongs to a process of another user")
             prepare, fds = await _receive(peer)
@@ -57,8 +57,7 @@ async def attach(
                 raise DescriptorRefused("the arena asks for an outbox that is too large")
             outbox_fd, outbox = memory.create("antiphon-outbox", prepare.outbox_bytes)
             try:
-                hello = Hello(handshake.VERSION, name, prepare.outbox_bytes)
-                handshake.send(peer, hello, [outbox_fd])
+                handshake.send(peer, Hello(handshake.VERSION, name), [outbox_fd])
             finally:
                 os.close(outbox_fd)
             welcome, fds = await _receive(peer)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from protocol.arena import handshake, memory
 from protocol.arena.handshake import OwnMemory, Welcome
 from protocol.arena.records import Inbox, Outbox, Record
 from protocol.connector_errors import DescriptorRefused
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -56,7 +59,8 @@ class Connection:
         self._on_refused = on_refused
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._unsent: deque[tuple[OwnMemory, SharedFile]] = deque()
+        # By slot: what its consumer has not been passed yet and has not given back either.
+        self._unsent: dict[int, tuple[OwnMemory, SharedFile]] = {}
         self._closed = False
         inbox = memory.attach(outbox_fd, welcome.outbox_bytes)
         fds: list[int] = []
@@ -79,8 +83,13 @@ class Connection:
     def lend(self, about: OwnMemory, file: SharedFile) -> None:
         """Pass a payload's own memory on, when the socket takes it."""
         file.users += 1
-        self._unsent.append((about, file))
+        self._unsent[about.slot] = about, file
         self._send_unsent()
+
+    def take_back(self, slot: int) -> None:
+        """The slot is free: memory of its payload that has not been passed on stays here."""
+        if (unsent := self._unsent.pop(slot, None)) is not None:
+            unsent[1].drop()
 
     def close(self) -> None:
         """End the connection without a word to the callbacks; idempotent."""
@@ -94,22 +103,21 @@ class Connection:
         self.outbox.close()
         self._inbox.close()
         handshake.close_all([self._wake_fd, self._woken_fd])
-        while self._unsent:
-            self._unsent.popleft()[1].drop()
+        for slot in list(self._unsent):
+            self.take_back(slot)
 
     def _send_unsent(self) -> None:
         try:
-            while self._unsent:
-                about, file = self._unsent[0]
+            for slot, (about, file) in list(self._unsent.items()):
                 handshake.send(self._socket, about, [file.fd])
-                self._unsent.popleft()
-                file.drop()
+                self.take_back(slot)
         except BlockingIOError:
             self._loop.add_writer(self._socket.fileno(), self._send_unsent)
             return
-        except OSError:
-            # Its end is about to be read from the socket.
-            pass
+        except OSError as error:
+            # Its end is about to be read from the socket. Where the system has too many
+            # descriptors on their way, some have arrived when the consumer speaks again.
+            _log.warning("arena_memory_not_passed", consumer=self.name, reason=str(error))
         self._loop.remove_writer(self._socket.fileno())
 
     def _woken(self) -> None:
@@ -120,6 +128,8 @@ class Connection:
             return
         if records:
             self._on_records(self, records)
+        if self._unsent:
+            self._send_unsent()
 
     def _at_socket(self) -> None:
         try:

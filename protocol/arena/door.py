@@ -22,8 +22,11 @@ from protocol.zmq_socket import check_endpoint
 _log = structlog.get_logger(__name__)
 
 _HANDSHAKE_S = 5.0
-_STRANGERS = 16
+_STRANGERS = 64
 """Connections that have not introduced themselves; one more is closed."""
+
+_ACCEPT_AGAIN_S = 1.0
+"""How long nobody is let in when this process has no room for one more file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,16 +58,23 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
         self._listener = _listen(path)
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._pause: asyncio.TimerHandle | None = None
+        self._open()
 
     def close(self) -> None:
         """Listen no longer."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         for stranger in list(self._strangers):
             self._forget(stranger)
+
+    def _open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         while True:
@@ -73,7 +83,10 @@ class Door:
             except BlockingIOError:
                 return
             except OSError as error:
+                # Whoever knocks keeps knocking: the loop would do nothing but come here.
                 _log.error("arena_accept_failed", path=self._path, reason=str(error))
+                self._loop.remove_reader(self._listener.fileno())
+                self._pause = self._loop.call_later(_ACCEPT_AGAIN_S, self._open)
                 return
             peer.setblocking(False)
             if len(self._strangers) >= _STRANGERS or not handshake.is_same_user(peer):

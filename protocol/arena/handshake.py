@@ -11,33 +11,42 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from protocol.connector_errors import DescriptorRefused
 
-VERSION = 1
+VERSION = 2
+"""Of all that the two ends share: these messages, `records`, and how payloads lie in memory
+(`content`). Whoever changes one of them counts on; an end of another version is refused."""
+
 _MESSAGE_BYTES = 4096
 _MOST_FDS = 4
 _CREDENTIALS = struct.Struct("3i")
+
+
+_Name = Annotated[str, Meta(min_length=1, max_length=64)]
+_Bytes = Annotated[int, Meta(ge=1, le=2**62)]
+_Slots = Annotated[int, Meta(ge=1, le=2**31)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """From the consumer, with its outbox. `name` is its incarnation."""
 
     version: int
-    name: str
-    outbox_bytes: int
+    name: _Name
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """From the producer, with arena, outbox, the consumer's eventfd and its own."""
 
-    name: str
+    name: _Name
     arena: int
-    arena_bytes: int
-    outbox_bytes: int
-    slots: int
+    arena_bytes: _Bytes
+    outbox_bytes: _Bytes
+    slots: _Slots
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -58,7 +67,7 @@ class OwnMemory(msgspec.Struct, frozen=True, tag="own_memory"):
 
     slot: int
     generation: int
-    size_bytes: int
+    size_bytes: _Bytes
 
 
 Message = Prepare | Hello | Welcome | Refusal | OwnMemory
@@ -75,15 +84,16 @@ def send(peer: socket.socket, message: Message, fds: list[int]) -> None:
 def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
     """The next message and the file descriptors with it; None at the end of the socket.
 
-    The descriptors are the caller's to close. Raises BlockingIOError when there is none
-    yet, OSError, DescriptorRefused for what is no message.
+    The descriptors are the caller's to close; those for which this process had no room
+    are not among them. Raises BlockingIOError when there is no message yet, OSError,
+    DescriptorRefused for what is none.
     """
     data, fds, flags, _ = socket.recv_fds(peer, _MESSAGE_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
     if not data:
         close_all(fds)
         return None, []
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & socket.MSG_TRUNC:
             raise DescriptorRefused("a message on the arena's socket is too long")
         return _decoder.decode(data), fds
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

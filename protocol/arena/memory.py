@@ -73,7 +73,7 @@ def attach(fd: int, size_bytes: int) -> mmap.mmap:
     """Map another process's memory for reading; `fd` stays the caller's.
 
     Raises DescriptorRefused when it is not sealed against shrinking or is smaller than
-    `size_bytes`: reading it could end this process.
+    `size_bytes`, where reading it could end this process, and when it cannot be mapped.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -83,7 +83,10 @@ def attach(fd: int, size_bytes: int) -> mmap.mmap:
         raise DescriptorRefused("the peer could shrink the memory that it passed")
     if os.fstat(fd).st_size < size_bytes:
         raise DescriptorRefused("the memory that the peer passed is smaller than it says")
-    return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    try:
+        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    except OSError as error:
+        raise DescriptorRefused(f"what the peer passed cannot be mapped: {error}") from error
 
 
 def view(memory: mmap.mmap, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:

@@ -17,6 +17,7 @@ import structlog
 
 from protocol.arena import content, handshake, memory
 from protocol.arena.consumer import ConsumerEnd
+from protocol.arena.descriptions import Descriptions
 from protocol.arena.handshake import OwnMemory, Welcome
 from protocol.arena.records import (
     ABANDON,
@@ -45,12 +46,6 @@ _log = structlog.get_logger(__name__)
 # An attribute of an Enum class costs five times a name of the module.
 _TEXT = PayloadType.TEXT
 
-_KNOWN_DESCRIPTIONS = 4096
-"""Descriptions that are kept decoded; the payloads of a flow have few."""
-
-_LONGEST_KNOWN_BYTES = 1024
-"""A longer description is decoded anew each time."""
-
 _VOID_TURNS = 4096
 """Turns that are remembered as void. What arrives later of an older one is delivered, and
 the layer above, which knows the floors, drops it."""
@@ -69,19 +64,6 @@ class Arrival(msgspec.Struct, frozen=True):
     session: str
     turn: int
     note: bytes
-
-
-class _Known(msgspec.Struct, eq=False):
-    """What payloads are and where they belong, as this consumer sees it."""
-
-    type: PayloadType
-    dtype: str
-    shape: tuple[int, ...]
-    attributes: dict[str, Any]
-    edge: str
-    session: str
-    turn: int
-    traffic: Traffic
 
 
 class Attachment:
@@ -106,12 +88,10 @@ class Attachment:
         traffic: dict[str, Traffic],
         copied_bytes: int,
     ) -> None:
-        self._traffic = traffic
         self.producer = welcome.name
         self.arena = welcome.arena
         self.refused = 0
         self.lost = False
-        self._name = name
         self._socket = peer
         self._arena_bytes = welcome.arena_bytes
         self._map = arena
@@ -125,8 +105,9 @@ class Attachment:
         self._copied_bytes = copied_bytes
         self._taken: dict[int, Arrival] = {}
         self._views = Views(self._views_gone)
-        self._known: dict[bytes, _Known] = {}
-        self._giants: dict[tuple[int, int], mmap.mmap] = {}
+        self._descriptions = Descriptions(name, traffic)
+        # None: it was lost on its way here.
+        self._giants: dict[tuple[int, int], mmap.mmap | None] = {}
         self._unwanted: dict[tuple[int, int], ShmDescriptor] = {}
         self._arriving: deque[Record] = deque()
         self._waiting: Waiters[tuple[int, int]] = Waiters()
@@ -261,11 +242,11 @@ class Attachment:
         self, slot: int, generation: int, offset: int, key: int, size_bytes: int | None
     ) -> Arrival | None:
         """Take what these name; None, and its release, when its turn is void."""
-        source, start = (self._map, offset) if offset != GIANT else self._own(slot, generation)
+        source, start = (self._map, offset) if offset != GIANT else self._own(slot, generation, key)
         encoded, note, start, found_bytes = content.find(source, start, slot, generation, key)
         if size_bytes is not None and size_bytes != found_bytes:
             raise DescriptorRefused("the descriptor has another length than its payload")
-        known = self._known.get(encoded) or self._read(encoded)
+        known = self._descriptions[encoded]
         self._machine.take(slot, generation)
         descriptor = ShmDescriptor(self.arena, slot, generation, offset, key, found_bytes)
         if self._void and (known.session, known.turn) in self._void:
@@ -286,34 +267,23 @@ class Attachment:
         )
         return taken
 
-    def _read(self, encoded: bytes) -> _Known:
-        description, belongs = content.read_description(encoded)
-        edge = belongs.edges.get(self._name, "")
-        traffic = self._traffic.setdefault(edge, Traffic())
-        known = _Known(
-            description.type,
-            description.dtype,
-            description.shape,
-            description.attributes,
-            edge,
-            belongs.session,
-            belongs.turn,
-            traffic,
-        )
-        if len(encoded) <= _LONGEST_KNOWN_BYTES:
-            if len(self._known) >= _KNOWN_DESCRIPTIONS:
-                self._known.clear()
-            self._known[encoded] = known
-        return known
-
-    def _own(self, slot: int, generation: int) -> tuple[mmap.mmap, int]:
+    def _own(self, slot: int, generation: int, key: int) -> tuple[mmap.mmap, int]:
         """The memory of its own that a payload lies in, and where in it."""
-        giant = self._giants.get((slot, generation))
-        if giant is not None:
-            return giant, 0
         if not self._machine.may_arrive(slot, generation):
             raise DescriptorRefused("the payload has been released")
-        raise NotAttached("the payload's memory has not arrived yet")
+        if (slot, generation) not in self._giants:
+            raise NotAttached("the payload's memory has not arrived yet")
+        giant = self._giants[slot, generation]
+        if giant is None:
+            self._give_back_unread(slot, generation, key)
+            raise DescriptorRefused("the payload's memory was lost on its way here")
+        return giant, 0
+
+    def _give_back_unread(self, slot: int, generation: int, key: int) -> None:
+        if self._machine.abandoned(slot, generation):
+            self._giants.pop((slot, generation), None)
+            self._unwanted.pop((slot, generation), None)
+            self._outbox.tell(RELEASE, slot, generation, 0, key)
 
     def _views_gone(self, descriptor: ShmDescriptor) -> None:
         if self._machine.views_gone(descriptor.slot, descriptor.generation):
@@ -342,12 +312,14 @@ class Attachment:
             if kind == OFFER:
                 self._arriving.append(record)
             elif kind == ABANDON:
-                if self._machine.abandoned(slot, generation):
-                    self._giants.pop((slot, generation), None)
-                    self._outbox.tell(RELEASE, slot, generation, 0, key)
+                self._give_back_unread(slot, generation, key)
                 self._outbox.tell(ABANDON_SEEN, slot, generation, 0, key)
             else:
                 self._refuse(DescriptorRefused(f"records of kind {kind} do not come here"))
+        if len(self._arriving) > self._slots:
+            # Behind memory that is on its way; of each slot only the latest is still offered.
+            may_arrive = self._machine.may_arrive
+            self._arriving = deque(r for r in self._arriving if may_arrive(r[1], r[2]))
         if self._arriving:
             self._arrive()
 
@@ -355,8 +327,14 @@ class Attachment:
         while self._arriving and not self._closing:
             record = self._arriving.popleft()
             _, slot, generation, offset, key = record
+            arrival = self._taken.get(slot)
             try:
-                arrival = self._find(slot, generation, offset, key, None)
+                if (
+                    arrival is None
+                    or arrival.descriptor.generation != generation
+                    or arrival.descriptor.key != key
+                ):
+                    arrival = self._find(slot, generation, offset, key, None)
             except NotAttached:
                 self._arriving.appendleft(record)
                 return
@@ -378,8 +356,8 @@ class Attachment:
             message, fds = handshake.receive(self._socket)
             if message is None:
                 self._lose()
-            elif isinstance(message, OwnMemory) and len(fds) == 1:
-                self._own_memory(message, fds[0])
+            elif isinstance(message, OwnMemory):
+                self._own_memory(message, fds)
             else:
                 raise DescriptorRefused("an arena passes memory and nothing else")
         except BlockingIOError:
@@ -391,11 +369,18 @@ class Attachment:
         finally:
             handshake.close_all(fds)
 
-    def _own_memory(self, message: OwnMemory, fd: int) -> None:
+    def _own_memory(self, message: OwnMemory, fds: list[int]) -> None:
         key = (message.slot, message.generation)
         if not self._machine.may_arrive(*key) or len(self._giants) >= self._slots:
             return
-        self._giants[key] = memory.attach(fd, message.size_bytes)
+        try:
+            if len(fds) != 1:
+                raise DescriptorRefused("a payload's memory was lost on its way here")
+            self._giants[key] = memory.attach(fds[0], message.size_bytes)
+        except DescriptorRefused as error:
+            # Whoever waits for it is told, and what comes after it is not held up.
+            self._giants[key] = None
+            self._refuse(error)
         if (unwanted := self._unwanted.pop(key, None)) is not None:
             self.discard(unwanted)
             return

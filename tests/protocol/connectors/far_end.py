@@ -96,6 +96,11 @@ class FarEnd:
     async def put(self, turn: int, size: int, seed: int) -> Descriptor:
         return self._connector.put(payload_of(size, seed), self._flows[turn])
 
+    async def tell(self, turn: int, size: int, seed: int) -> Descriptor:
+        """Put, so that it arrives without a message."""
+        assert isinstance(self._connector, ShmConnector)
+        return self._connector.put(payload_of(size, seed), self._flows[turn], tell=True)
+
     async def put_when_ready(self, turn: int, size: int, seed: int) -> Descriptor:
         return await self._connector.put_when_ready(payload_of(size, seed), self._flows[turn], 30.0)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
+import resource
 import socket
 import stat
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +19,8 @@ import numpy as np
 import pytest
 import structlog
 
-from protocol.arena import Attachment
+from protocol.arena import Arrival, Attachment, door, handshake, memory
+from protocol.arena.handshake import Hello, Prepare
 from protocol.arena.records import ABANDON_SEEN, OFFER, RELEASE
 from protocol.arrays import array_of
 from protocol.connector_errors import (
@@ -37,6 +42,7 @@ from tests.protocol.connectors.ends import (
     Ends,
     FarProcess,
     Refused,
+    descriptor_of,
     open_files,
     start_ends,
     wire,
@@ -476,6 +482,173 @@ async def test_a_stranger_that_says_nothing_understandable_is_sent_away(ends: En
         await loop.sock_sendall(stranger, b"\xc1 not msgpack")
         assert b"cannot be read" in await loop.sock_recv(stranger, 4096)
         assert await loop.sock_recv(stranger, 4096) == b""
+    descriptor = ends.near.put(payload_of(10, 1), ends.flow(1, far))
+    assert await far.call("consume", wire(descriptor)) == checksum(10, 1)
+
+
+async def test_a_consumer_of_another_version_is_refused(ends: Ends) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.setblocking(False)
+        await loop.sock_connect(stranger, ends.path)
+        assert await loop.sock_recv(stranger, 4096)
+        outbox_fd, _ = memory.create("outbox", 4096)
+        handshake.send(stranger, Hello(handshake.VERSION - 1, "old"), [outbox_fd])
+        os.close(outbox_fd)
+        assert b"speaks version" in await loop.sock_recv(stranger, 4096)
+        assert await loop.sock_recv(stranger, 4096) == b""
+    assert ends.near.health().consumers == 0
+
+
+async def test_an_arena_of_another_version_is_refused(ends: Ends) -> None:
+    path = str(ends.directory / "old.arena")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        assert isinstance(ends.near, ShmConnector)
+        attaching = asyncio.create_task(ends.near.attach(path, timeout_s=10.0))
+        await asyncio.sleep(0)
+        with listener.accept()[0] as arena:
+            handshake.send(arena, Prepare(handshake.VERSION + 1, 4096), [])
+            with pytest.raises(DescriptorRefused, match="speaks version"):
+                await attaching
+    os.unlink(path)
+
+
+async def test_too_many_at_the_door_is_no_refusal(ends: Ends) -> None:
+    path = str(ends.directory / "busy.arena")
+    waiting = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(path)
+        assert isinstance(ends.near, ShmConnector)
+        with pytest.raises(PeerLost):
+            await ends.near.attach(path, timeout_s=10.0)
+        for one in waiting:
+            one.close()
+    os.unlink(path)
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open nothing."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_without_room_for_files_the_door_rests(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_ACCEPT_AGAIN_S", 0.1)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.setblocking(False)
+        with structlog.testing.capture_logs() as logs, no_more_files():
+            await loop.sock_connect(stranger, ends.path)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert [entry["event"] for entry in logs] == ["arena_accept_failed"]
+        # It is let in when there is room again.
+        assert await loop.sock_recv(stranger, 4096)
+
+
+async def test_memory_that_was_lost_on_its_way_holds_nothing_up(ends: Ends) -> None:
+    far = await ends.add("far")
+    assert isinstance(ends.near, ShmConnector)
+    arrived: asyncio.Queue[Arrival] = asyncio.Queue()
+    ends.near.on_arrival = arrived.put_nowait
+    await far.call("open", 1, {"edge": "near"}, WINDOW_BYTES)
+    with no_more_files():
+        giant = await far.put(1, 6 << 20, 1)
+        with pytest.raises(DescriptorRefused):
+            await ends.near.receive(giant, 10.0)
+        await far.call("tell", 1, 6 << 20, 2)
+        await far.call("tell", 1, 1000, 3)
+        arrival = await asyncio.wait_for(arrived.get(), 10.0)
+    assert zlib.crc32(arrival.payload.data) == checksum(1000, 3)
+    ends.near.release(arrival.descriptor)
+    await far.call("drained", 1)
+
+
+async def test_memory_that_could_not_be_sent_goes_with_the_next_word(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = await ends.add("far")
+    small = ends.near.put(payload_of(10, 1), ends.flow(1, far))
+    flow = ends.flow(2, far)
+    sent = handshake.send
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    monkeypatch.setattr(handshake, "send", refused)
+    giant = ends.near.put(payload_of(6 << 20, 2), flow)
+    monkeypatch.setattr(handshake, "send", sent)
+    receiving = far.begin("consume", wire(giant))
+    assert await far.call("consume", wire(small)) == checksum(10, 1)
+    assert await asyncio.wait_for(receiving, 10.0) == checksum(6 << 20, 2)
+
+
+async def test_memory_that_was_given_back_before_it_was_sent_is_closed(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = await ends.add("far")
+    flow = ends.flow(1, far)
+    files = open_files()
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    monkeypatch.setattr(handshake, "send", refused)
+    ends.near.put(payload_of(6 << 20, 2), flow)
+    assert open_files() == files + 1
+    ends.near.void("s", 1)
+    await ends.near.drained(flow)
+    assert open_files() == files
+
+
+async def test_a_payload_that_is_named_twice_is_one(ends: Ends) -> None:
+    far = await ends.add("far")
+    assert isinstance(ends.near, ShmConnector)
+    arrived: asyncio.Queue[Arrival] = asyncio.Queue()
+    ends.near.on_arrival = arrived.put_nowait
+    attachment = attachment_of(ends)
+    await far.call("open", 1, {"edge": "near"}, WINDOW_BYTES)
+    # Taken by its descriptor before its record has been read.
+    attachment._loop.remove_reader(attachment._woken_fd)
+    descriptor = descriptor_of(await far.call("tell", 1, 100_000, 1))
+    payload = ends.near.get(descriptor)
+    attachment._loop.add_reader(attachment._woken_fd, attachment._woken)
+    arrival = await arrived.get()
+    assert arrival.payload is payload
+    ends.near.release(descriptor)
+    with pytest.raises(ValueError, match="released"):
+        payload.data[0]
+    await far.call("drained", 1)
+
+
+async def test_a_callback_that_fails_ends_no_attachment(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(name: str) -> None:
+        raise RuntimeError(name)
+
+    assert isinstance(ends.near, ShmConnector)
+    monkeypatch.setattr(ends.near, "_on_consumer", fails)
+    far = await ends.add("far")
+    # Nothing will take its connection for that of a stranger who never spoke.
+    assert not ends.near._arena._door._strangers
     descriptor = ends.near.put(payload_of(10, 1), ends.flow(1, far))
     assert await far.call("consume", wire(descriptor)) == checksum(10, 1)
 
