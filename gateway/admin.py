@@ -10,7 +10,6 @@ from starlette.routing import Route
 
 from gateway.access import Access
 from gateway.hosting import SessionHost
-from protocol.errors import NotFound
 
 
 class AdminApi:
@@ -37,8 +36,7 @@ class AdminApi:
         """`DELETE /v1/admin/sessions/{id}`: close it now."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
-        if not self._host.close_session(session):
-            raise NotFound("There is no such session.", code="session_not_found")
+        self._host.close_session(session)
         return JSONResponse({"id": session, "closing": True}, status_code=202)
 
     async def list_workers(self, request: Request) -> Response:

@@ -13,11 +13,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from gateway.hosted import Hosted, HostedAttachment, raised
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
@@ -34,6 +34,7 @@ from protocol.errors import (
     CapacityExceeded,
     InvalidRequest,
     NotFound,
+    SessionStateLost,
 )
 from protocol.messages import (
     Fence,
@@ -44,8 +45,9 @@ from protocol.messages import (
 )
 from sessions.actions import (
     AskDirectory,
+    AttachRefused,
+    AttachRequested,
     BindStage,
-    ClientBlocked,
     ClientSaid,
     CloseRequested,
     DirectoryAnswered,
@@ -63,11 +65,14 @@ from sessions.actions import (
     TurnMeasured,
 )
 from sessions.admission import Admission
+from sessions.chosen_limits import chosen
+from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
 from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory, Remove
-from sessions.duplex.events import AppendAudio, ClientVerb, SessionCreated, SessionEnded
+from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
+from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 
 _log = structlog.get_logger(__name__)
@@ -76,54 +81,6 @@ _log = structlog.get_logger(__name__)
 def new_id(prefix: str) -> str:
     """An unguessable id that says what it names."""
     return f"{prefix}_{secrets.token_urlsafe(15)}"
-
-
-@dataclass
-class _Hosted:
-    """A session with its connections: to the client, and to the workers of its stages."""
-
-    session: Session
-    wires: SessionWires
-    on_output: OnOutput
-    opened: asyncio.Future[None]
-    opened_at_ms: float
-    told: int = 0
-    """The number of the last output; 0 before the session was announced."""
-    counted_state: State | None = None
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the session takes verbs."""
-
-    def __post_init__(self) -> None:
-        self.room.set()
-
-
-class HostedAttachment:
-    """A client's hold on its session."""
-
-    def __init__(self, host: GatewayHost, session: str) -> None:
-        self._host = host
-        self._session = session
-
-    @property
-    def session(self) -> str:
-        """The session's id."""
-        return self._session
-
-    def send(self, verb: ClientVerb) -> None:
-        """Hand a verb to the session; after its end it goes nowhere."""
-        self._host.handle(self._session, ClientSaid(verb))
-
-    async def room(self) -> None:
-        """Wait until the session takes more verbs."""
-        await self._host.room(self._session)
-
-    def set_blocked(self, blocked: bool) -> None:
-        """The client's egress queue is full, or has room again."""
-        self._host.handle(self._session, ClientBlocked(blocked))
-
-    def close(self, reason: str) -> None:
-        """Close the session; idempotent, clean-up goes on after the call."""
-        self._host.handle(self._session, CloseRequested(CloseReason(reason)))
 
 
 class GatewayHost:
@@ -150,7 +107,7 @@ class GatewayHost:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
-        self._hosted: dict[str, _Hosted] = {}
+        self._hosted: dict[str, Hosted] = {}
         self._admission = Admission()
         self._directory = MemoryDirectory()
         self._transfers = Transfers(
@@ -204,14 +161,18 @@ class GatewayHost:
         *,
         pipeline: str,
         tenant: str,
-        settings_patch: dict[str, Any] | None,
-        on_output: OnOutput,
+        settings_patch: dict[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        secret: str | None = None,
+        on_output: OnOutput | None = None,
     ) -> HostedAttachment:
         """Open a session. Raises AntiphonError, and then holds nothing.
 
         Cancelled at any point it closes what it had opened.
         """
         spec = self.pipelines[pipeline]
+        bounds = chosen(spec.limits, limits or {})
+        await self._make_room(spec)
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
         self._admission.take(spec)
@@ -222,20 +183,31 @@ class GatewayHost:
             owner=self.incarnation,
             tenant=tenant,
             model=pipeline,
-            expires_at_s=int(time.time() + spec.limits.max_age_ms / 1000),
+            expires_at_s=int(time.time() + bounds.max_age_ms / 1000),
         )
-        session = Session(identity, spec, new_id, now_ms)
+        name = new_id("att")
+        session = Session(
+            identity,
+            spec,
+            new_id,
+            now_ms,
+            controller=name if on_output is not None else None,
+            secret_digest=None if secret is None else digest(secret),
+            limits=bounds,
+        )
         fence = Fence(identity.session, identity.epoch, identity.owner)
         wires = SessionWires(fence, spec, self._transfers)
-        hosted = _Hosted(session, wires, on_output, self._loop.create_future(), now_ms)
+        hosted = Hosted(session, wires, self._loop.create_future(), now_ms)
         if settings_patch:
             try:
                 session.prepare(settings_patch)
             except InvalidRequest:
                 self._admission.give_back(spec)
                 raise
+        if on_output is not None:
+            hosted.listeners[name] = on_output
         self._hosted[identity.session] = hosted
-        attachment = HostedAttachment(self, identity.session)
+        attachment = self._attachment(hosted, name)
         self.handle(identity.session, OpenRequested())
         try:
             await hosted.opened
@@ -244,12 +216,103 @@ class GatewayHost:
             raise
         return attachment
 
-    def close_session(self, session: str) -> bool:
-        """Close a session for the operator; False when there is none of that id."""
-        if session not in self._hosted:
-            return False
-        self.handle(session, CloseRequested(CloseReason.ADMIN))
-        return True
+    async def attach(
+        self,
+        session: str,
+        *,
+        tenant: str,
+        role: Role,
+        secret: str | None,
+        cursor: int | None,
+        on_output: OnOutput,
+    ) -> tuple[HostedAttachment, Attached]:
+        """Come to a session that is open. Raises AntiphonError.
+
+        Cancelled at any point the client is not attached; the secret that it came with
+        stays good.
+        """
+        hosted = self._find(session, tenant)
+        name = new_id("att")
+        arrival: asyncio.Future[Attached] = self._loop.create_future()
+        hosted.arrivals[name] = arrival
+        hosted.listeners[name] = on_output
+        attachment = self._attachment(hosted, name)
+        request = AttachRequested(name, role, cursor, secret, new_id("secret"))
+        self.handle(session, request)
+        try:
+            attached = await arrival
+        except asyncio.CancelledError:
+            hosted.arrivals.pop(name, None)
+            attachment.detach()
+            raise
+        except AntiphonError as error:
+            self._metrics.attach_ended(hosted.session.pipeline.name, error.code)
+            _log.warning("attach_refused", session=session, code=error.code)
+            raise
+        self._metrics.attach_ended(hosted.session.pipeline.name, role.value)
+        return attachment, attached
+
+    async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
+        """Have a verb carried out without an attachment. Raises AntiphonError."""
+        hosted = self._find(session, tenant)
+        await hosted.room.wait()
+        answer = hosted.answers.get(command)
+        if answer is None:
+            answer = hosted.answers[command] = self._loop.create_future()
+            self.handle(session, ClientSaid(verb, None, command))
+        try:
+            return await asyncio.shield(answer)
+        finally:
+            if hosted.answers.get(command) is answer:
+                del hosted.answers[command]
+
+    def _attachment(self, hosted: Hosted, name: str) -> HostedAttachment:
+        def forget(attachment: str) -> None:
+            hosted.listeners.pop(attachment, None)
+
+        return HostedAttachment(self, hosted.session.identity.session, name, forget)
+
+    async def _make_room(self, pipeline: Pipeline) -> None:
+        """While the pipeline is full, end the session that was left alone the longest.
+
+        Returns with a place free, or with no session that may go. Nothing is held meanwhile.
+        """
+        while self._admission.full(pipeline):
+            alone = [
+                hosted
+                for hosted in self._hosted.values()
+                if hosted.session.pipeline is pipeline and hosted.session.evictable
+            ]
+            if not alone:
+                return
+            victim = min(alone, key=lambda hosted: hosted.session.idle_since_ms)
+            self.handle(victim.session.identity.session, CloseRequested(CloseReason.EVICTED))
+            await victim.released.wait()
+
+    def _find(self, session: str, tenant: str | None) -> Hosted:
+        """A session that was announced. Raises NotFound, with the same words for one that is
+        not there and for another tenant's."""
+        hosted = self._hosted.get(session)
+        if (
+            hosted is None
+            or not hosted.told
+            or tenant not in (None, hosted.session.identity.tenant)
+        ):
+            raise NotFound(f"there is no session {session!r}", code="session_not_found")
+        return hosted
+
+    def summary(self, session: str, tenant: str | None) -> SessionSummary:
+        """One session, of this tenant if one is given. Raises NotFound."""
+        hosted = self._find(session, tenant)
+        return session_summary(
+            hosted.session, hosted.wires.turns, hosted.opened_at_ms, self._now_ms()
+        )
+
+    def close_session(self, session: str, tenant: str | None = None) -> None:
+        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        self._find(session, tenant)
+        reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
+        self.handle(session, CloseRequested(reason))
 
     def drain(self) -> None:
         """Take no more sessions and close all."""
@@ -299,7 +362,7 @@ class GatewayHost:
             self._deadlines.set(session, hosted.session.deadline())
             self._arm()
 
-    def _carry_out(self, hosted: _Hosted, event: Event) -> int:
+    def _carry_out(self, hosted: Hosted, event: Event) -> int:
         """Carry out what follows from `event`; how many events that were with it."""
         events: deque[Event] = deque([event])
         handled = 0
@@ -311,23 +374,24 @@ class GatewayHost:
                         self._to_stage(hosted, action, events)
                     case ToClient():
                         self._to_client(hosted, action)
+                    case AttachRefused():
+                        hosted.refuse(action)
                     case HoldClient():
                         self._hold(hosted, action.hold)
                     case BindStage():
                         self._bind(hosted, action.stage, events)
                     case AskDirectory():
-                        outcome = self._directory.call(action.request)
-                        events.append(DirectoryAnswered(outcome))
+                        events.append(DirectoryAnswered(self._directory.call(action.request)))
                     case TurnMeasured():
                         self._measured(hosted, action)
                     case Released():
                         self._released(hosted, action.reason)
         return handled
 
-    def _end_failed(self, hosted: _Hosted) -> None:
+    def _end_failed(self, hosted: Hosted) -> None:
         """End a session in order, as after any other end; if it fails at that, let it go."""
         identity = hosted.session.identity
-        if hosted.session.state in (State.OPENING, State.ACTIVE):
+        if hosted.session.state not in (State.CLOSING, State.CLOSED):
             try:
                 self._carry_out(hosted, CloseRequested(CloseReason.ERROR))
                 return
@@ -336,12 +400,11 @@ class GatewayHost:
         if identity.session not in self._hosted:
             return
         self._directory.call(Remove(identity.session, identity.epoch))
+        with contextlib.suppress(Exception):
+            hosted.tell(ToClient(hosted.told + 1, SessionEnded(CloseReason.ERROR.value)))
         self._released(hosted, CloseReason.ERROR)
-        if hosted.told:
-            with contextlib.suppress(Exception):
-                hosted.on_output(hosted.told + 1, SessionEnded(CloseReason.ERROR.value))
 
-    def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
+    def _to_stage(self, hosted: Hosted, action: ToStage, events: deque[Event]) -> None:
         try:
             hosted.wires.send(action.stage, action.command)
         except AntiphonError as error:
@@ -361,13 +424,12 @@ class GatewayHost:
             hosted.wires.give_up(stage)
             self.handle(session, StageLost(stage))
 
-    def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
+    def _to_client(self, hosted: Hosted, action: ToClient) -> None:
         if isinstance(action.output, SessionCreated):
             if not hosted.opened.done():
                 hosted.opened.set_result(None)
             self._metrics.session_opened(hosted.session.pipeline.name)
-        hosted.told = action.sequence
-        hosted.on_output(action.sequence, action.output)
+        hosted.tell(action)
 
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
@@ -376,13 +438,13 @@ class GatewayHost:
             await hosted.room.wait()
 
     @staticmethod
-    def _hold(hosted: _Hosted, hold: bool) -> None:
+    def _hold(hosted: Hosted, hold: bool) -> None:
         if hold:
             hosted.room.clear()
         else:
             hosted.room.set()
 
-    def _bind(self, hosted: _Hosted, stage: str, events: deque[Event]) -> None:
+    def _bind(self, hosted: Hosted, stage: str, events: deque[Event]) -> None:
         session = hosted.session.identity.session
         try:
             replica = self._pools.pick(stage)
@@ -393,11 +455,11 @@ class GatewayHost:
         events.append(self._bound(hosted, replica))
 
     @staticmethod
-    def _bound(hosted: _Hosted, replica: Replica) -> StageBound:
+    def _bound(hosted: Hosted, replica: Replica) -> StageBound:
         hosted.wires.bind(replica.stage, replica)
         return StageBound(replica.stage, replica.link.worker or replica.name)
 
-    def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
+    def _measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         identity = hosted.session.identity
         hosted.wires.turn_over(turn.turn)
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
@@ -418,23 +480,23 @@ class GatewayHost:
             timelines=turn.timelines,
         )
 
-    def _released(self, hosted: _Hosted, reason: CloseReason) -> None:
+    def _released(self, hosted: Hosted, reason: CloseReason) -> None:
         identity = hosted.session.identity
         hosted.wires.release()
-        hosted.room.set()
         for waiting in self._waiting.values():
             waiting.pop(identity.session, None)
         del self._hosted[identity.session]
         self._deadlines.set(identity.session, None)
         self._admission.give_back(hosted.session.pipeline)
         self._changed.set()
+        hosted.end(SessionStateLost("the session has ended"))
         if hosted.told:
             self._metrics.session_closed(hosted.session.pipeline.name, reason)
         elif not hosted.opened.done():
             hosted.opened.set_exception(_refusal(hosted.session, reason))
         _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
 
-    def _count_state(self, hosted: _Hosted) -> None:
+    def _count_state(self, hosted: Hosted) -> None:
         known = hosted.session.identity.session in self._hosted
         after = hosted.session.state if known else None
         if after is not hosted.counted_state:
@@ -563,8 +625,4 @@ def _refusal(session: Session, reason: CloseReason) -> AntiphonError:
     info = session.error
     if info is None:
         return CapacityExceeded(f"the session was closed while it opened: {reason.value}")
-    error = AntiphonError(
-        info.message, field=info.field, code=info.code, retry_after_ms=info.retry_after_ms
-    )
-    error.kind = info.kind
-    return error
+    return raised(info)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from sessions.duplex.events import ClientOutput, ClientVerb
+from sessions.client import Answered, Attached, Role, Verb
+from sessions.pipeline import Pipeline
 
-OnOutput = Callable[[int, ClientOutput], None]
+OnOutput = Callable[[int, Any], None]
+"""Takes (sequence, output): an output of `sessions.client` or of the session's kind."""
 
 
 class Attachment(Protocol):
@@ -19,14 +21,23 @@ class Attachment(Protocol):
     def session(self) -> str:
         """The session's id."""
 
-    def send(self, verb: ClientVerb) -> None:
-        """Hand a verb to the session, in order. Bad input is answered by a `Refused` output."""
+    def send(self, verb: Verb, command: str | None = None) -> None:
+        """Hand a verb to the session, in order. Bad input is answered by a `Refused` output.
+
+        With a `command` id either outcome is answered by `Answered`.
+        """
+
+    def has(self, through: int) -> None:
+        """The client has all outputs up to number `through`: they need not be kept for it."""
 
     async def room(self) -> None:
         """Wait until the session takes more verbs: who sends a client's asks first."""
 
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""
+
+    def detach(self) -> None:
+        """The client is gone. Its session waits for it, or closes if it cannot come back."""
 
     def close(self, reason: str) -> None:
         """Close the session; idempotent, clean-up goes on after the call."""
@@ -76,6 +87,8 @@ class SessionSummary:
     turns: int
     age_s: float
     idle_s: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the session's kind has to say, such as `committed_step`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ class SessionHost(Protocol):
     """Opens sessions and knows what runs."""
 
     @property
-    def pipelines(self) -> Mapping[str, Any]:
+    def pipelines(self) -> Mapping[str, Pipeline]:
         """The pipelines by name, the default one first."""
 
     @property
@@ -115,13 +128,43 @@ class SessionHost(Protocol):
         *,
         pipeline: str,
         tenant: str,
-        settings_patch: dict[str, Any] | None,
-        on_output: OnOutput,
+        settings_patch: dict[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        secret: str | None = None,
+        on_output: OnOutput | None = None,
     ) -> Attachment:
         """Open a session. Raises AntiphonError, and then holds nothing.
 
         `on_output` gets (sequence, output) on the event loop; SessionEnded is the last.
+        With a `secret` the session outlives its client's connection, and who presents the
+        secret has it again; without `on_output` it waits for that from the start. `limits`
+        are those that the client chooses, in seconds by name.
         """
+
+    async def attach(
+        self,
+        session: str,
+        *,
+        tenant: str,
+        role: Role,
+        secret: str | None,
+        cursor: int | None,
+        on_output: OnOutput,
+    ) -> tuple[Attachment, Attached]:
+        """Come to a session that is open. Raises AntiphonError.
+
+        Who presents its `secret`, or none, gets control of it, and a new secret with
+        `Attached`, which is the first that `on_output` gets.
+        """
+
+    async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
+        """Have a verb carried out without an attachment. Raises AntiphonError."""
+
+    def summary(self, session: str, tenant: str | None) -> SessionSummary:
+        """One session, of this tenant if one is given. Raises NotFound."""
+
+    def close_session(self, session: str, tenant: str | None = None) -> None:
+        """Close a session: for the operator, or for its tenant. Raises NotFound."""
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
@@ -131,9 +174,6 @@ class SessionHost(Protocol):
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names or that were seen."""
-
-    def close_session(self, session: str) -> bool:
-        """Close a session for the operator; False when there is none of that id."""
 
     def drain(self) -> None:
         """Take no more sessions and close all with reason `drained`."""

@@ -69,6 +69,12 @@ class GatewayMetrics:
             ["reason"],
             registry=registry,
         )
+        self._attached = Counter(
+            "antiphon_attaches",
+            "Clients that came to a session that was open, by role, or by the code of refusal.",
+            ["pipeline", "result"],
+            registry=registry,
+        )
         self._turns = Counter(
             "antiphon_turns", "Turns ended, by status.", ["pipeline", "status"], registry=registry
         )
@@ -142,6 +148,10 @@ class GatewayMetrics:
     def open_refused(self, reason: str) -> None:
         """A connection or an open was refused; `reason` is an error code."""
         self._refused.labels(reason).inc()
+
+    def attach_ended(self, pipeline: str, result: str) -> None:
+        """A client came to an open session; `result` is its role, or why it was refused."""
+        self._attached.labels(pipeline, result).inc()
 
     def turn_finished(self, pipeline: str, turn: TurnMeasured) -> None:
         """A turn ended."""

@@ -26,13 +26,14 @@ def session_summary(
     return SessionSummary(
         id=identity.session,
         pipeline=session.pipeline.name,
-        kind="duplex",
+        kind=session.pipeline.kind.value,
         tenant=identity.tenant,
         state=session.state.value,
         epoch=identity.epoch,
         turns=turns,
         age_s=round((now_ms - opened_at_ms) / 1000, 3),
         idle_s=round((now_ms - session.idle_since_ms) / 1000, 3),
+        facts=session.facts(),
     )
 
 

@@ -54,6 +54,8 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
             sessions=limits.sessions,
             idle_ms=int(limits.idle_s * 1000),
             max_age_ms=int(limits.max_age_s * 1000),
+            grace_ms=int(limits.grace_s * 1000),
+            replay_bytes=int(limits.replay_bytes),
             lead_ms=limits.lead_ms,
             stall_ms=int(limits.stall_s * 1000),
         ),

@@ -122,17 +122,19 @@ class Modality(StrEnum):
 class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
-    `sessions` at once; `idle_s` without a verb and `max_age_s` in all end a session;
+    `sessions` at once; `idle_s` without progress and `max_age_s` in all end a session;
     audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
-    its answer for `stall_s` is let go. Workers keep what they hold of a
-    session for `grace_s` after its gateway has gone. With the directory in memory no other
-    gateway can take it over, so longer than 0 only delays that its place is free again.
+    its answer for `stall_s` is let go. A session that can be resumed waits `grace_s` for a
+    client that was cut off, and keeps the last `replay_bytes` of its output for it.
     """
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
-    grace_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    replay_bytes: Annotated[pydantic.ByteSize, Field(ge=64 * 1024, le=1024**3)] = pydantic.ByteSize(
+        2 * 1024 * 1024
+    )
     lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
     stall_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
 from protocol.payloads import Payload
 from sessions import directory
-from sessions.duplex.events import ClientOutput, ClientVerb
+from sessions.client import Role, Verb
 from sessions.lifecycle import CloseReason
 
 # Events
@@ -24,7 +25,7 @@ class OpenRequested:
 class DirectoryAnswered:
     """The answer to the last `AskDirectory`."""
 
-    outcome: directory.Outcome
+    reply: directory.Reply
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,54 @@ class StageProduced:
 
 
 @dataclass(frozen=True)
-class ClientSaid:
-    """A verb of the client."""
+class AttachRequested:
+    """A client wants to see, or to control, the session.
 
-    verb: ClientVerb
+    `attachment` is its name here. An observer needs no `secret`. Who wants control presents
+    the one it was given, and gets `new_secret`; without one it takes over, which the shell
+    has allowed it. Outputs after number `cursor` are told again; None: none are.
+    """
+
+    attachment: str
+    role: Role
+    cursor: int | None = None
+    secret: str | None = field(default=None, repr=False)
+    new_secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Detached:
+    """The transport of this attachment is gone."""
+
+    attachment: str
+
+
+@dataclass(frozen=True)
+class ClientSaid:
+    """A verb of the client at `attachment`; None: of who is allowed without one.
+
+    With a `command` id it is answered by `Answered`, otherwise only refused.
+    """
+
+    verb: Verb
+    attachment: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class ClientHas:
+    """The client at `attachment` has all outputs up to number `through`."""
+
+    attachment: str
+    through: int
 
 
 @dataclass(frozen=True)
 class ClientBlocked:
-    """The client's egress queue is full (or has room again): pace the output."""
+    """The egress queue of this attachment is full (or has room again): pace the output."""
 
     blocked: bool
+    attachment: str
 
 
 @dataclass(frozen=True)
@@ -108,7 +146,10 @@ Event = (
     | StageLost
     | Reported
     | StageProduced
+    | AttachRequested
+    | Detached
     | ClientSaid
+    | ClientHas
     | ClientBlocked
     | CloseRequested
     | Tick
@@ -145,10 +186,23 @@ class ToStage:
 
 @dataclass(frozen=True)
 class ToClient:
-    """An output, numbered within the session from 1."""
+    """Output number `sequence` of the session, counted from 1, for every attachment.
+
+    With `to` it is for one alone: an output told again, or an `Attached` or `LetGo`, which
+    take the number of the output before them.
+    """
 
     sequence: int
-    output: ClientOutput
+    output: Any
+    to: str | None = None
+
+
+@dataclass(frozen=True)
+class AttachRefused:
+    """The attachment that was asked for is not had."""
+
+    attachment: str
+    error: ErrorInfo
 
 
 @dataclass(frozen=True)
@@ -186,4 +240,13 @@ class Released:
     reason: CloseReason
 
 
-Action = AskDirectory | BindStage | ToStage | ToClient | HoldClient | TurnMeasured | Released
+Action = (
+    AskDirectory
+    | BindStage
+    | ToStage
+    | ToClient
+    | AttachRefused
+    | HoldClient
+    | TurnMeasured
+    | Released
+)

@@ -1,7 +1,7 @@
 """The life of a session: its states, and what ends it.
 
 Every state has a bounded way out: `opening` and `closing` by a deadline of their
-own, `active` by idleness and maximum age.
+own, `detached` by its grace, `active` by idleness and maximum age.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ class State(StrEnum):
 
     OPENING = "opening"
     ACTIVE = "active"
+    DETACHED = "detached"
+    """Open, without a client that controls it; one may come back."""
     CLOSING = "closing"
     CLOSED = "closed"
 
@@ -24,6 +26,8 @@ class Trigger(StrEnum):
     """What moves a session from one state to the next."""
 
     OPENED = "opened"
+    DETACHED = "detached"
+    ATTACHED = "attached"
     CLOSE = "close"
     RELEASED = "released"
 
@@ -32,22 +36,30 @@ class CloseReason(StrEnum):
     """Why a session ended."""
 
     CLIENT = "client"
+    COMPLETED = "completed"
     IDLE = "idle"
     MAX_AGE = "max_age"
+    DETACHED = "detached"
+    EVICTED = "evicted"
     DRAINED = "drained"
     STALLED = "stalled"
     ENGINE_LOST = "engine_lost"
     ADMISSION = "admission"
+    FENCED = "fenced"
     ADMIN = "admin"
     ERROR = "error"
 
 
-TRANSITIONS: dict[tuple[State, Trigger], State] = {
-    (State.OPENING, Trigger.OPENED): State.ACTIVE,
-    (State.OPENING, Trigger.CLOSE): State.CLOSING,
-    (State.ACTIVE, Trigger.CLOSE): State.CLOSING,
-    (State.CLOSING, Trigger.RELEASED): State.CLOSED,
+TRANSITIONS: dict[tuple[State, Trigger], tuple[State, str]] = {
+    (State.OPENING, Trigger.OPENED): (State.ACTIVE, "every stage holds the session"),
+    (State.OPENING, Trigger.CLOSE): (State.CLOSING, "it cannot open, or is not wanted"),
+    (State.ACTIVE, Trigger.DETACHED): (State.DETACHED, "its controlling client has gone"),
+    (State.ACTIVE, Trigger.CLOSE): (State.CLOSING, "for a CloseReason"),
+    (State.DETACHED, Trigger.ATTACHED): (State.ACTIVE, "a client controls it again"),
+    (State.DETACHED, Trigger.CLOSE): (State.CLOSING, "for a CloseReason"),
+    (State.CLOSING, Trigger.RELEASED): (State.CLOSED, "nothing of it is held anywhere"),
 }
+"""The state that follows, and why; a trigger that is not here is a fault of the caller."""
 
 
 class IllegalTransition(Exception):
@@ -67,12 +79,18 @@ class Lifecycle:
 
     def move(self, trigger: Trigger, now_ms: float) -> None:
         """Take the transition of `trigger`. Raises IllegalTransition when there is none."""
-        target = TRANSITIONS.get((self.state, trigger))
-        if target is None:
+        following = TRANSITIONS.get((self.state, trigger))
+        if following is None:
             raise IllegalTransition(f"{trigger} in state {self.state}")
-        self.state = target
+        self.state = following[0]
         self._entered_at_ms = now_ms
-        self._progress_at_ms = now_ms
+        if trigger is Trigger.OPENED:
+            self._progress_at_ms = now_ms
+
+    @property
+    def live(self) -> bool:
+        """Whether the session is open: its turns run and its stages are heard."""
+        return self.state is State.ACTIVE or self.state is State.DETACHED
 
     def progress(self, now_ms: float) -> None:
         """Something real happened: the idle clock starts again."""
@@ -90,15 +108,21 @@ class Lifecycle:
             case State.OPENING:
                 return self._opened_at_ms + limits.open_ms, CloseReason.ADMISSION
             case State.ACTIVE:
-                return min(
-                    (self._progress_at_ms + limits.idle_ms, CloseReason.IDLE),
-                    (self._opened_at_ms + limits.max_age_ms, CloseReason.MAX_AGE),
-                )
+                return self._end_of_life()
+            case State.DETACHED:
+                grace = self._entered_at_ms + limits.grace_ms, CloseReason.DETACHED
+                return min(grace, self._end_of_life())
             case State.CLOSING:
                 assert self.reason is not None
                 return self._entered_at_ms + limits.close_ms, self.reason
             case State.CLOSED:
                 return None
+
+    def _end_of_life(self) -> tuple[float, CloseReason]:
+        return min(
+            (self._progress_at_ms + self._limits.idle_ms, CloseReason.IDLE),
+            (self._opened_at_ms + self._limits.max_age_ms, CloseReason.MAX_AGE),
+        )
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

@@ -31,20 +31,29 @@ class Edge:
 class Limits:
     """Bounds of a pipeline's sessions.
 
-    `sessions` counts those that are opening or closing too. `lead_ms` is how far
-    audio may be sent ahead of its play-out; `stall_ms` how long a client may leave
-    its answer unread before the session ends; `restore_ms` how long a turn waits
-    for a stage whose worker was lost.
+    `sessions` counts those that are opening or closing too. `grace_ms` is how long a
+    session waits for a client that was cut off, and `replay_bytes` what of its output it
+    keeps for that client. `lead_ms` is how far audio may be sent ahead of its play-out;
+    `stall_ms` how long a client may leave its answer unread before it is let go;
+    `restore_ms` how long a turn waits for a stage whose worker was lost.
     """
 
     sessions: int = 8
     idle_ms: int = 300_000
     max_age_ms: int = 3_600_000
+    grace_ms: int = 30_000
+    replay_bytes: int = 2 * 1024 * 1024
     lead_ms: int = 2_000
     stall_ms: int = 30_000
     restore_ms: int = 30_000
     open_ms: int = 10_000
     close_ms: int = 10_000
+
+
+class Kind(StrEnum):
+    """What loop a pipeline's sessions are."""
+
+    DUPLEX = "duplex"
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class Pipeline:
     instructions: str = ""
     voice: str = ""
     voices: Mapping[str, str] = field(default_factory=dict)
+    kind: Kind = Kind.DUPLEX
 
     def output_edge(self, stage: str) -> OutputEdge:
         """How the output of `stage` reaches this gateway: the edge to its client."""

@@ -11,15 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    ErrorInfo,
+    Fenced,
+    InvalidRequest,
+    SessionStateLost,
+)
 from protocol.messages import Answer, Fence
-from sessions import directory
 from sessions.actions import (
     Action,
     AskDirectory,
+    AttachRefused,
+    AttachRequested,
     ClientBlocked,
+    ClientHas,
     ClientSaid,
     CloseRequested,
+    Detached,
     DirectoryAnswered,
     Event,
     HoldClient,
@@ -31,18 +41,26 @@ from sessions.actions import (
     StageProduced,
     StageUnavailable,
     Tick,
-    ToClient,
 )
+from sessions.attachments import Attachments
 from sessions.bindings import Binding, BindingState
-from sessions.duplex.events import (
-    ClientOutput,
+from sessions.client import (
+    Attached,
+    LetGo,
+    Refused,
+    Restored,
+    Restoring,
     SessionCreated,
     SessionEnded,
     SettingsUpdated,
 )
+from sessions.commands import Commands
+from sessions.directory import Create, Outcome, Record, Reply, Request, Write
 from sessions.duplex.machine import DuplexMachine
 from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
-from sessions.pipeline import Pipeline
+from sessions.machine import Machine
+from sessions.pipeline import Limits, Pipeline
+from sessions.record import SessionRecord
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,12 @@ class Identity:
 
 
 class Session:
-    """A session of a duplex pipeline."""
+    """A session of any kind.
+
+    `controller` is the attachment that opens it; None: one is to come later. With
+    `secret_digest` a client that was cut off can come back. `limits` are the pipeline's
+    unless the client has chosen others.
+    """
 
     def __init__(
         self,
@@ -66,23 +89,45 @@ class Session:
         pipeline: Pipeline,
         new_id: Callable[[str], str],
         now_ms: float,
+        *,
+        controller: str | None,
+        secret_digest: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.identity = identity
         self.pipeline = pipeline
+        self.limits = limits or pipeline.limits
         self._fence = Fence(identity.session, identity.epoch, identity.owner)
         self._actions: list[Action] = []
         self._now_ms = now_ms
-        self._sequence = 0
-        self._recorded = False
         self._announced = False
         self._held = False
         self._error: ErrorInfo | None = None
-        self._lifecycle = Lifecycle(pipeline.limits, now_ms)
+        self._lifecycle = Lifecycle(self.limits, now_ms)
+        record = Record(
+            identity.session,
+            identity.epoch,
+            identity.owner,
+            pipeline.name,
+            identity.tenant,
+            secret_digest,
+        )
+        self._record = SessionRecord(record, self._ask)
+        self._attachments = Attachments(
+            controller,
+            secret_digest,
+            self.limits.replay_bytes,
+            act=self._actions_append,
+            write_digest=self._record.write,
+            about=self._about,
+            gained=self._gained,
+        )
+        self._commands = Commands(self._attachments.emit)
         self._bindings: dict[str, Binding] = {}
-        self._machine = DuplexMachine(
+        self._machine: Machine = DuplexMachine(
             pipeline,
             self._bindings,
-            emit=self._emit,
+            emit=self._attachments.emit,
             measured=self._actions_append,
             progress=self._progress,
             settings_changed=self._settings_changed,
@@ -112,6 +157,29 @@ class Session:
         """When the session last got anything done (monotonic)."""
         return self._lifecycle.idle_since_ms
 
+    @property
+    def evictable(self) -> bool:
+        """Whether it may end to make room: nobody is there, and no turn is in flight."""
+        return self.state is State.DETACHED and not self._machine.working
+
+    def observed_by(self, attachment: str) -> bool:
+        """Whether this attachment only looks on."""
+        return self._attachments.observes(attachment)
+
+    @property
+    def settings(self) -> Any:
+        """The effective settings."""
+        return self._machine.settings
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of output that are kept for a client that comes back."""
+        return self._attachments.kept_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """What is said of it beside its state, as with every answer to a command."""
+        return self._machine.facts()
+
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
         return {stage: binding.worker for stage, binding in self._bindings.items()}
@@ -125,9 +193,9 @@ class Session:
         self._now_ms = now_ms
         match event:
             case OpenRequested():
-                self._open()
+                self._record.create()
             case DirectoryAnswered():
-                self._directory_answered(event.outcome)
+                self._directory_answered(event.reply)
             case StageBound():
                 self._stage_bound(event)
             case StageUnavailable():
@@ -137,23 +205,30 @@ class Session:
             case Reported():
                 self._reported(event)
             case StageProduced():
-                if self.state is State.ACTIVE and self._bindings[event.stage].ready:
+                if self._lifecycle.live and self._bindings[event.stage].ready:
                     self._machine.produced(event, now_ms)
             case ClientSaid():
-                if self.state is State.ACTIVE:
-                    self._machine.client(event.verb, now_ms)
-                elif self.state is State.OPENING:
-                    raise ValueError("a client speaks only after the session was created")
+                self._client_said(event)
+            case ClientHas():
+                self._attachments.has(event.attachment, event.through)
             case ClientBlocked():
-                if self.state is State.ACTIVE:
+                if self.state is State.ACTIVE and event.attachment == self._attachments.controller:
                     self._machine.blocked(event.blocked, now_ms)
+            case AttachRequested():
+                self._attach(event)
+            case Detached():
+                self._detached(event.attachment)
             case CloseRequested():
                 self._close(event.reason, None)
             case Tick():
                 self._tick()
             case _:
                 assert_never(event)
-        hold = self.state is State.ACTIVE and any(b.full for b in self._bindings.values())
+        if self.state is State.DETACHED and self._attachments.full:
+            self._machine.give_up("stalled", now_ms)
+        if self._lifecycle.live and self._machine.finished:
+            self._close(CloseReason.COMPLETED, None)
+        hold = self._lifecycle.live and any(b.full for b in self._bindings.values())
         if hold != self._held:
             self._held = hold
             self._actions.append(HoldClient(hold))
@@ -165,30 +240,26 @@ class Session:
         deadlines = []
         if (own := self._lifecycle.deadline()) is not None:
             deadlines.append(own[0])
-        if self.state is State.ACTIVE and (due := self._machine.deadline()) is not None:
+        if self._lifecycle.live and (due := self._machine.deadline()) is not None:
             deadlines.append(due)
         return min(deadlines, default=None)
 
     # Opening
 
-    def _open(self) -> None:
-        identity = self.identity
-        record = directory.Record(
-            identity.session, identity.epoch, identity.owner, self.pipeline.name, identity.tenant
-        )
-        self._actions.append(AskDirectory(directory.Create(record)))
-
-    def _directory_answered(self, outcome: directory.Outcome) -> None:
-        if self.state is State.OPENING:
-            if outcome is directory.Outcome.OK:
-                self._recorded = True
+    def _directory_answered(self, reply: Reply) -> None:
+        settled = self._record.answered(reply)
+        if settled is None:
+            return
+        call, outcome = settled
+        if isinstance(call, Write):
+            self._digest_written(outcome)
+        elif isinstance(call, Create) and self.state is State.OPENING:
+            if outcome is Outcome.OK:
                 self._bind_next()
             else:
                 error = AntiphonError(f"the directory answered {outcome} to the open").info()
                 self._close(CloseReason.ERROR, error)
-        elif self.state is State.CLOSING:
-            self._recorded = False
-            self._release_if_free()
+        self._release_if_free()
 
     def _bind_next(self) -> None:
         """Bind the stages one after the other, in the order of the pipeline."""
@@ -201,17 +272,80 @@ class Session:
         self._lifecycle.move(Trigger.OPENED, self._now_ms)
         self._announced = True
         identity = self.identity
-        self._emit(
+        self._attachments.emit(
             SessionCreated(
-                identity.session, identity.model, self._machine.settings, identity.expires_at_s
+                identity.session,
+                identity.model,
+                self._machine.settings,
+                identity.expires_at_s,
+                self.limits,
             )
         )
+        if self._attachments.controller is None:
+            self._lifecycle.move(Trigger.DETACHED, self._now_ms)
+
+    # Clients
+
+    def _client_said(self, event: ClientSaid) -> None:
+        if self.state is State.OPENING:
+            raise ValueError("a client speaks only after the session was created")
+        if not self._lifecycle.live:
+            return
+        attachments = self._attachments
+        error: ErrorInfo | None = None
+        if event.attachment is not None and not attachments.speaks(event.attachment):
+            if attachments.observes(event.attachment):
+                error = InvalidRequest("an observer only looks on", code="not_controller").info()
+                attachments.tell(event.attachment, Refused(error, event.verb.ref))
+            return
+        if event.command is not None and self._commands.repeated(event.command):
+            return
+        try:
+            self._machine.client(event.verb, self._now_ms)
+        except AntiphonError as refusal:
+            error = refusal.info()
+        if event.command is not None:
+            self._commands.answer(event.command, error, self._machine.facts())
+        elif error is not None:
+            attachments.emit(Refused(error, event.verb.ref))
+
+    def _attach(self, request: AttachRequested) -> None:
+        if self._lifecycle.live:
+            self._attachments.request(request)
+        else:
+            error = SessionStateLost("the session has ended").info()
+            self._actions.append(AttachRefused(request.attachment, error))
+
+    def _digest_written(self, outcome: Outcome) -> None:
+        """The directory knows the secret of who arrives, or another owner of the session."""
+        if outcome is Outcome.OK:
+            self._attachments.digest_written()
+        else:
+            error = Fenced("another gateway owns this session").info()
+            self._attachments.refuse_arriving(error)
+            self._close(CloseReason.FENCED, error)
+
+    def _gained(self) -> None:
+        """A client has control: whoever was blocked is not who takes the output now."""
+        if self.state is State.DETACHED:
+            self._lifecycle.move(Trigger.ATTACHED, self._now_ms)
+        self._machine.blocked(False, self._now_ms)
+
+    def _detached(self, attachment: str) -> None:
+        """A transport is gone: the session waits for its client, if that can come back."""
+        attachments = self._attachments
+        if attachments.leave(attachment) and self.state is State.ACTIVE:
+            if attachments.resumable:
+                self._lifecycle.move(Trigger.DETACHED, self._now_ms)
+                self._machine.blocked(False, self._now_ms)
+            else:
+                self._close(CloseReason.CLIENT, None)
 
     # Stages
 
     def _stage_bound(self, event: StageBound) -> None:
         binding = self._bindings[event.stage]
-        if binding.state is BindingState.BINDING and self.state in (State.OPENING, State.ACTIVE):
+        if binding.state is BindingState.BINDING and self.state is not State.CLOSING:
             binding.bound(event.worker)
 
     def _stage_unavailable(self, event: StageUnavailable) -> None:
@@ -223,42 +357,44 @@ class Session:
         if binding.state in (BindingState.UNBOUND, BindingState.BINDING):
             return
         unapplied_bytes = binding.lost()
-        match self.state:
-            case State.OPENING:
-                error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
-                self._close(CloseReason.ENGINE_LOST, error)
-            case State.ACTIVE:
-                self._machine.stage_lost(stage, unapplied_bytes, self._now_ms)
-                binding.bind()
-            case State.CLOSING:
-                self._release_if_free()
+        if self.state is State.OPENING:
+            error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
+            self._close(CloseReason.ENGINE_LOST, error)
+        elif self._lifecycle.live:
+            self._attachments.emit(Restoring(stage))
+            self._machine.stage_lost(stage, unapplied_bytes, self._now_ms)
+            binding.bind()
+        else:
+            self._release_if_free()
 
     def _reported(self, event: Reported) -> None:
         binding = self._bindings[event.stage]
         binding.reported(event.report)
+        live = self._lifecycle.live
         if not isinstance(event.report, Answer):
-            if self.state is State.ACTIVE and binding.ready:
+            if live and binding.ready:
                 self._machine.report(event.stage, event.report, self._now_ms)
             return
         if (refused := binding.refused_settings(event.report)) is not None:
-            if self.state is State.ACTIVE:
+            if live:
                 self._machine.settings_refused(event.stage, refused, self._now_ms)
             return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)
-        match self.state:
-            case State.OPENING if error is not None:
+        if self.state is State.OPENING:
+            if error is not None:
                 self._close(CloseReason.ADMISSION, error)
-            case State.OPENING:
+            else:
                 self._bind_next()
-            case State.ACTIVE if error is not None:
-                # The new worker will not have the session: there is nothing to go on with.
-                self._machine.stage_refused(event.stage, error, self._now_ms)
-                self._close(CloseReason.ENGINE_LOST, error)
-            case State.ACTIVE if was_opening and binding.ready:
-                self._machine.stage_ready(event.stage, self._now_ms)
-            case State.CLOSING:
-                self._release_if_free()
+        elif live and error is not None:
+            # The new worker will not have the session: there is nothing to go on with.
+            self._machine.stage_refused(event.stage, error, self._now_ms)
+            self._close(CloseReason.ENGINE_LOST, error)
+        elif live and was_opening and binding.ready:
+            self._machine.stage_ready(event.stage, self._now_ms)
+            self._attachments.emit(Restored(event.stage))
+        elif not live:
+            self._release_if_free()
 
     # Closing
 
@@ -273,31 +409,47 @@ class Session:
                 error = CapacityExceeded("the workers did not answer in time").info()
             self._close(due[1], error)
             return
-        if self.state is State.ACTIVE:
-            if self._machine.stalled(self._now_ms):
-                self._close(CloseReason.STALLED, None)
-            else:
-                self._machine.tick(self._now_ms)
+        if not self._lifecycle.live:
+            return
+        if self._machine.stalled(self._now_ms):
+            self._stalled()
+        else:
+            self._machine.tick(self._now_ms)
+
+    def _stalled(self) -> None:
+        """The client leaves its output unread: let it go, or end a session without return."""
+        controller = self._attachments.controller
+        if controller is None or not self._attachments.resumable:
+            self._close(CloseReason.STALLED, None)
+            return
+        self._attachments.tell(controller, LetGo("stalled"))
+        self._detached(controller)
 
     def _close(self, reason: CloseReason, error: ErrorInfo | None) -> None:
         if self.state in (State.CLOSING, State.CLOSED):
             return
-        if self.state is State.ACTIVE:
+        if self._lifecycle.live:
             self._machine.end(reason, error, self._now_ms)
         self._error = error
         self._lifecycle.reason = reason
         self._lifecycle.move(Trigger.CLOSE, self._now_ms)
+        ended = SessionStateLost("the session has ended").info()
+        self._attachments.refuse_arriving(ended)
         if self._announced:
-            self._emit(SessionEnded(reason.value, error))
+            self._attachments.emit(SessionEnded(reason.value, error))
+        self._attachments.end()
         for binding in reversed(self._bindings.values()):
             binding.close(reason.value)
         self._release_if_free()
 
     def _give_up_waiting(self) -> None:
-        """A worker did not answer the close: its own clock frees the session there."""
+        """A worker did not answer the close, or the directory did not: what they hold of the
+        session ends there by their own clocks."""
         for binding in self._bindings.values():
             if not binding.freed:
                 binding.lost()
+        if self._record.busy:
+            self._record.abandon()
         self._release_if_free()
 
     def _release_if_free(self) -> None:
@@ -305,9 +457,8 @@ class Session:
             return
         if not all(binding.freed for binding in self._bindings.values()):
             return
-        if self._recorded:
-            request = directory.Remove(self.identity.session, self.identity.epoch)
-            self._actions.append(AskDirectory(request))
+        if self._record.held:
+            self._record.remove()
             return
         assert self._lifecycle.reason is not None
         self._lifecycle.move(Trigger.RELEASED, self._now_ms)
@@ -315,9 +466,20 @@ class Session:
 
     # What the parts call
 
-    def _emit(self, output: ClientOutput) -> None:
-        self._sequence += 1
-        self._actions.append(ToClient(self._sequence, output))
+    def _about(self) -> Attached:
+        identity = self.identity
+        return Attached(
+            identity.session,
+            identity.model,
+            self._machine.settings,
+            identity.expires_at_s,
+            self.limits,
+            self._attachments.sequence,
+            self._machine.snapshot(),
+        )
+
+    def _ask(self, request: Request) -> None:
+        self._actions.append(AskDirectory(request))
 
     def _actions_append(self, action: Action) -> None:
         self._actions.append(action)
@@ -327,7 +489,7 @@ class Session:
 
     def _settings_changed(self) -> None:
         identity = self.identity
-        self._emit(
+        self._attachments.emit(
             SettingsUpdated(
                 identity.session, identity.model, self._machine.settings, identity.expires_at_s
             )
@@ -340,8 +502,9 @@ class Session:
         """The canonical value of this state."""
         return (
             self._lifecycle.freeze(),
-            self._sequence,
-            self._recorded,
+            self._attachments.freeze(),
+            self._commands.freeze(),
+            self._record.freeze(),
             self._held,
             tuple(binding.freeze() for binding in self._bindings.values()),
             self._machine.freeze(),

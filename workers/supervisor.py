@@ -137,11 +137,6 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             endpoint=f"ipc://{directory}/{number}-{replica}.sock",
             deployment=deployment,
             options=section.options,
-            grace_s=max(
-                pipeline.limits.grace_s
-                for pipeline in config.pipelines.values()
-                if stage in pipeline.stages
-            ),
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.payloads import Message
@@ -122,6 +123,10 @@ class Conversation:
                 code="unsupported_content_type",
             )
         return items
+
+    def copy(self) -> list[Item]:
+        """The items as they are now."""
+        return [replace(item, parts=[replace(part) for part in item.parts]) for item in self._items]
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

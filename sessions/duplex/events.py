@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from protocol.errors import ErrorInfo
-from sessions.duplex.settings import DuplexSettings
+from sessions.client import SessionOutput
 
 FRONT = "root"
 """`CreateItem.after` for the front of the conversation."""
@@ -105,6 +105,30 @@ class Response:
     """Why it is not completed: turn_detected, client_cancelled, max_output_tokens, stalled ..."""
     error: ErrorInfo | None = None
     usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class ResponseProgress:
+    """A response in progress, and what its client was told of it: the text or transcript,
+    and ms of audio. `item_id` is None as long as it has no output."""
+
+    response: Response
+    item_id: str | None
+    text: str
+    audio_ms: int
+
+
+@dataclass(frozen=True)
+class DuplexSnapshot:
+    """What a client that comes back has to know of the conversation.
+
+    `speaking` is the item that the user is saying; `input_ms` the end of the input clock.
+    """
+
+    items: list[Item]
+    responses: list[ResponseProgress]
+    speaking: str | None
+    input_ms: int
 
 
 # Verbs: update
@@ -223,34 +247,6 @@ ClientVerb = (
 
 
 # Outputs
-
-
-@dataclass(frozen=True)
-class SessionCreated:
-    """The session is active; always the first output. `expires_at_s` is Unix time."""
-
-    session: str
-    model: str
-    settings: DuplexSettings
-    expires_at_s: int
-
-
-@dataclass(frozen=True)
-class SettingsUpdated:
-    """A patch was applied: the whole effective settings."""
-
-    session: str
-    model: str
-    settings: DuplexSettings
-    expires_at_s: int
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A verb was not carried out and changed nothing."""
-
-    error: ErrorInfo
-    ref: str | None
 
 
 @dataclass(frozen=True)
@@ -417,18 +413,8 @@ class ResponseDone:
     response: Response
 
 
-@dataclass(frozen=True)
-class SessionEnded:
-    """The session is closed; nothing follows. `reason` is the lifecycle's close reason."""
-
-    reason: str
-    error: ErrorInfo | None = None
-
-
 ClientOutput = (
-    SessionCreated
-    | SettingsUpdated
-    | Refused
+    SessionOutput
     | SpeechStarted
     | SpeechStopped
     | InputCommitted
@@ -448,5 +434,4 @@ ClientOutput = (
     | PartDone
     | OutputItemDone
     | ResponseDone
-    | SessionEnded
 )

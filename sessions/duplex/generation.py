@@ -26,6 +26,7 @@ from sessions.duplex.events import (
     PartKind,
     Response,
     ResponseDone,
+    ResponseProgress,
     ResponseStatus,
     Role,
     TextDelta,
@@ -102,6 +103,14 @@ class Generation:
     def item(self) -> Item | None:
         """The output item, once there is one."""
         return self._item
+
+    def progress(self) -> ResponseProgress:
+        """What the client was told of it so far."""
+        text = None if self._item is None else self._item.parts[CONTENT_INDEX].text
+        item_id = None if self._item is None else self._item_id
+        return ResponseProgress(
+            replace(self.response, output=[]), item_id, text or "", self.playback.sent_ms
+        )
 
     @property
     def done(self) -> bool:

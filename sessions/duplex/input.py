@@ -8,6 +8,7 @@ from typing import Any
 from protocol.errors import CapacityExceeded, ErrorInfo, InvalidRequest, SessionStateLost
 from protocol.messages import StageEvent
 from protocol.payloads import Payload, audio_payload
+from sessions.client import Refused
 from sessions.duplex.context import DuplexContext
 from sessions.duplex.events import (
     InputCleared,
@@ -21,7 +22,6 @@ from sessions.duplex.events import (
     ItemStatus,
     Part,
     PartKind,
-    Refused,
     Role,
     SpeechStarted,
     SpeechStopped,
@@ -69,6 +69,11 @@ class Input:
     def speaking(self) -> bool:
         """Whether the user is in the middle of an utterance."""
         return self._speaking is not None
+
+    @property
+    def speaking_item(self) -> str | None:
+        """The id of the item that the user is saying."""
+        return self._speaking
 
     @property
     def hearing(self) -> bool:

@@ -16,6 +16,7 @@ from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from protocol.messages import Report, StageEvent, TurnEnded
 from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
+from sessions.client import Refused
 from sessions.duplex import events as said
 from sessions.duplex.context import DuplexContext
 from sessions.duplex.conversation import Conversation, is_audio
@@ -32,6 +33,9 @@ from sessions.lanes import Lanes
 from sessions.lifecycle import CloseReason
 from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
 from sessions.pipeline import DuplexRoles, Pipeline
+
+_PROGRESS = said.CreateItem | said.CommitInput | said.CreateResponse
+"""Verbs that get something done: others may come for ever and do not keep a session alive."""
 
 
 class DuplexMachine:
@@ -71,6 +75,29 @@ class DuplexMachine:
         """The effective settings."""
         return self._context.settings
 
+    @property
+    def working(self) -> bool:
+        """Whether a turn is in flight: a response, or words that are being heard."""
+        return self._replies.any or self._input.hearing
+
+    @property
+    def finished(self) -> bool:
+        """A conversation goes on until somebody ends it."""
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        """A conversation has nothing to add to an answer."""
+        return {}
+
+    def snapshot(self) -> said.DuplexSnapshot:
+        """The conversation, and the responses in progress as far as they were told."""
+        return said.DuplexSnapshot(
+            self._context.conversation.copy(),
+            self._replies.progress(),
+            self._input.speaking_item,
+            self._input.clock_ms,
+        )
+
     def stage_settings(self, stage: str) -> dict[str, Any]:
         """The settings with which `stage` opens its part of this session."""
         roles = self._context.roles
@@ -83,14 +110,10 @@ class DuplexMachine:
     # Verbs
 
     def client(self, verb: said.ClientVerb, now_ms: float) -> None:
-        """Carry a verb out, or refuse it and leave everything as it was."""
+        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
         self._context.now_ms = now_ms
-        try:
-            self._carry_out(verb)
-        except AntiphonError as error:
-            self._context.emit(said.Refused(error.info(), verb.ref))
-            return
-        if not isinstance(verb, said.AppendAudio | said.RetrieveItem):
+        self._carry_out(verb)
+        if isinstance(verb, _PROGRESS):
             self._context.progress()
         self._pump()
 
@@ -236,7 +259,7 @@ class DuplexMachine:
         )
         context.settings = msgspec.structs.replace(context.settings, audio=audio)
         field = f"audio.input.transcription.{error.field}" if error.field == "language" else None
-        context.emit(said.Refused(msgspec.structs.replace(error, field=field), None))
+        context.emit(Refused(msgspec.structs.replace(error, field=field), None))
         context.bindings[stage].configure()
         self._settings_changed()
 
@@ -281,6 +304,11 @@ class DuplexMachine:
         since = self._blocked_since_ms
         return since is not None and now_ms - since >= self._context.pipeline.limits.stall_ms
 
+    def give_up(self, reason: str, now_ms: float) -> None:
+        """Nobody takes what is said: every response ends incomplete, for `reason`."""
+        self._context.now_ms = now_ms
+        self._replies.give_up_all(reason)
+
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
         deadlines = [self._context.orchestrator.deadline()]
@@ -298,11 +326,11 @@ class DuplexMachine:
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
         """The session closes: every response gets its last word."""
-        self._context.now_ms = now_ms
         if reason is CloseReason.STALLED:
-            self._replies.give_up_all("stalled")
-        else:
-            self._replies.end_all(error)
+            self.give_up("stalled", now_ms)
+            return
+        self._context.now_ms = now_ms
+        self._replies.end_all(error)
 
     def _flow(self, event: FlowEvent) -> None:
         if isinstance(event, Produced) and self._input.produced(event):

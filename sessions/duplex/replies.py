@@ -16,6 +16,7 @@ from sessions.duplex.events import (
     Item,
     Response,
     ResponseCreated,
+    ResponseProgress,
     ResponseStatus,
     Usage,
 )
@@ -155,6 +156,15 @@ class Replies:
     def current(self) -> Generation | None:
         """The response that writes to the conversation."""
         return next((g for g in self._generations.values() if g.lane == DEFAULT_LANE), None)
+
+    @property
+    def any(self) -> bool:
+        """Whether a response is in progress."""
+        return bool(self._generations)
+
+    def progress(self) -> list[ResponseProgress]:
+        """The responses in progress, as far as they were told."""
+        return [generation.progress() for generation in self._generations.values()]
 
     def writing(self, item_id: str) -> bool:
         """Whether a response in progress makes this item."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from gateway.hosting import (
     OnOutput,
@@ -14,8 +14,10 @@ from gateway.hosting import (
     WorkerSummary,
 )
 from protocol.errors import AntiphonError, NotFound
-from sessions.duplex.events import ClientOutput, ClientVerb, SessionCreated, SessionEnded
+from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
+from sessions.duplex.events import ClientOutput, ClientVerb
 from sessions.duplex.settings import DuplexSettings
+from sessions.pipeline import Pipeline
 
 EXPIRES_AT_S = 1_900_000_000
 
@@ -34,6 +36,7 @@ class ScriptedAttachment:
         self.pipeline = ""
         self.verbs: list[ClientVerb] = []
         self.blocked: list[bool] = []
+        self.acknowledged = 0
         self.closed: str | None = None
         self.ended = False
         self.gone = asyncio.Event()
@@ -48,15 +51,22 @@ class ScriptedAttachment:
         self._sequence += 1
         self._on_output(self._sequence, output)
 
-    def send(self, verb: ClientVerb) -> None:
-        self.verbs.append(verb)
-        self._script(self, verb)
+    def send(self, verb: Verb, command: str | None = None) -> None:
+        said = cast(ClientVerb, verb)
+        self.verbs.append(said)
+        self._script(self, said)
+
+    def has(self, through: int) -> None:
+        self.acknowledged = through
 
     async def room(self) -> None:
         await self.has_room.wait()
 
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)
+
+    def detach(self) -> None:
+        self.close("client")
 
     def close(self, reason: str) -> None:
         if self.closed is None:
@@ -74,7 +84,9 @@ class ScriptedHost:
     """One pipeline, `voice`, with alias `gpt-realtime`."""
 
     def __init__(self, script: Script = lambda attachment, verb: None) -> None:
-        self.pipelines: Mapping[str, Any] = {"voice": None}
+        self.pipelines: Mapping[str, Pipeline] = {
+            "voice": Pipeline("voice", ("listen",), (), {"text": "listen"})
+        }
         self.draining = False
         self.holds_lease = True
         self.script = script
@@ -94,9 +106,12 @@ class ScriptedHost:
         *,
         pipeline: str,
         tenant: str,
-        settings_patch: dict[str, Any] | None,
-        on_output: OnOutput,
+        settings_patch: dict[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        secret: str | None = None,
+        on_output: OnOutput | None = None,
     ) -> ScriptedAttachment:
+        assert on_output is not None
         if self.open_error is not None:
             raise self.open_error
         session = f"sess_{len(self.attachments)}"
@@ -120,12 +135,37 @@ class ScriptedHost:
     def workers(self) -> list[WorkerSummary]:
         return [WorkerSummary("listen", "listen-0", "inc-1", "ready", 0, 0, 7, 1024)]
 
-    def close_session(self, session: str) -> bool:
+    async def attach(
+        self,
+        session: str,
+        *,
+        tenant: str,
+        role: Role,
+        secret: str | None,
+        cursor: int | None,
+        on_output: OnOutput,
+    ) -> tuple[ScriptedAttachment, Attached]:
+        raise self._no(session)
+
+    async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
+        raise self._no(session)
+
+    def summary(self, session: str, tenant: str | None) -> SessionSummary:
+        for entry in self.sessions():
+            if entry.id == session:
+                return entry
+        raise self._no(session)
+
+    def close_session(self, session: str, tenant: str | None = None) -> None:
         for entry in self.attachments:
             if entry.session == session and not entry.ended:
                 entry.end("admin")
-                return True
-        return False
+                return
+        raise self._no(session)
+
+    @staticmethod
+    def _no(session: str) -> NotFound:
+        return NotFound(f"there is no session {session!r}", code="session_not_found")
 
     def drain(self) -> None:
         self.draining = True

@@ -12,13 +12,15 @@ from typing import TypeVar
 
 import pytest
 
-from gateway.host import GatewayHost, HostedAttachment
+from gateway.host import GatewayHost
+from gateway.hosted import HostedAttachment
 from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
 from sessions.actions import Action, Event, Tick
 from sessions.backlog import COMMANDS
+from sessions.client import Refused, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
     ClientOutput,
@@ -29,10 +31,7 @@ from sessions.duplex.events import (
     Part,
     PartKind,
     PatchSettings,
-    Refused,
     Role,
-    SessionCreated,
-    SessionEnded,
 )
 from sessions.session import Session
 from tests.sessions.harness import PCM_MS, voice_pipeline

@@ -20,6 +20,7 @@ from gateway.surfaces.realtime.socket import APPEND_BYTES, RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind
 from protocol.realtime import MAX_EVENT_BYTES
+from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
 from tests.gateway.conftest import Serve
@@ -286,7 +287,7 @@ async def test_the_trace_that_a_client_names_is_in_the_log(serve: Serve) -> None
     settings = DuplexSettings(tracing={"workflow_name": "support", "group_id": "call-7"})
 
     def script(attachment: ScriptedAttachment, verb: duplex.ClientVerb) -> None:
-        attachment.put_out(duplex.SettingsUpdated(attachment.session, "voice", settings, 1))
+        attachment.put_out(client.SettingsUpdated(attachment.session, "voice", settings, 1))
 
     gateway = await serve(host=ScriptedHost(script))
     with capture_logs() as logs:
@@ -442,7 +443,7 @@ async def test_a_client_that_never_reads_is_closed_as_stalled(serve: Serve) -> N
 async def test_a_refusal_of_the_session_echoes_the_client_s_event(serve: Serve) -> None:
     def script(attachment: ScriptedAttachment, verb: duplex.ClientVerb) -> None:
         info = ErrorInfo("response_cancel_not_active", ErrorKind.CLIENT, "None is active.")
-        attachment.put_out(duplex.Refused(info, verb.ref))
+        attachment.put_out(client.Refused(info, verb.ref))
 
     gateway = await serve(host=ScriptedHost(script))
     async with connect(gateway.ws) as socket:

@@ -11,6 +11,7 @@ from gateway.surfaces.realtime import Translation
 from gateway.surfaces.realtime.translation import farewell
 from protocol.errors import ErrorInfo, ErrorKind
 from protocol.realtime import MalformedEvent
+from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.events import (
     Item,
@@ -268,7 +269,7 @@ def test_the_webrtc_only_event_is_refused() -> None:
 
 
 def test_the_session_object_tells_all_settings() -> None:
-    event = one(duplex.SessionCreated("sess_1", "voice", DuplexSettings(), 1_900_000_000))
+    event = one(client.SessionCreated("sess_1", "voice", DuplexSettings(), 1_900_000_000))
     assert event["type"] == "session.created"
     assert event["session"] == {
         "type": "realtime",
@@ -309,7 +310,7 @@ def test_the_session_object_tells_all_settings() -> None:
 def test_transcription_holds_only_what_the_client_set() -> None:
     patch = {"audio": {"input": {"transcription": {"model": "whisper-1"}}}}
     settings = patched(DuplexSettings(), patch, voices={"": ""}, spoken=False)
-    event = one(duplex.SettingsUpdated("sess_1", "voice", settings, 1))
+    event = one(client.SettingsUpdated("sess_1", "voice", settings, 1))
     assert event["session"]["audio"]["input"]["transcription"] == {"model": "whisper-1"}
 
 
@@ -435,7 +436,7 @@ def test_an_out_of_band_response_has_no_conversation() -> None:
 def test_a_refusal_names_the_parameter_as_the_client_wrote_it() -> None:
     def error(field: str | None) -> dict[str, Any]:
         info = ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", field)
-        event: dict[str, Any] = one(duplex.Refused(info, "evt_1"))["error"]
+        event: dict[str, Any] = one(client.Refused(info, "evt_1"))["error"]
         return event
 
     assert error("audio.input.turn_detection.threshold") == {
@@ -476,7 +477,7 @@ def test_an_error_quotes_little_of_what_the_client_wrote(event: dict[str, Any]) 
 
 def test_a_refusal_by_the_session_quotes_little_too() -> None:
     info = ErrorInfo("invalid_value", ErrorKind.CLIENT, f"no voice {LONG}", LONG)
-    assert len(json.dumps(one(duplex.Refused(info, "evt_1")))) < 4096
+    assert len(json.dumps(one(client.Refused(info, "evt_1")))) < 4096
 
 
 def test_the_model_may_be_repeated_by_any_of_its_names() -> None:
@@ -521,6 +522,6 @@ def test_the_end_of_a_session_has_a_close_code(reason: str, code: int, error: st
 
 
 def test_the_end_of_a_session_is_told_before_the_close() -> None:
-    events = written([duplex.SessionEnded("max_age")])
+    events = written([client.SessionEnded("max_age")])
     assert [event["error"]["code"] for event in events] == ["session_expired"]
-    assert written([duplex.SessionEnded("client")]) == []
+    assert written([client.SessionEnded("client")]) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.surfaces.realtime import Translation
 from protocol.errors import ErrorInfo, ErrorKind
+from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.events import (
     Item,
@@ -46,8 +47,8 @@ def session_outputs() -> list[duplex.ClientOutput]:
         spoken=False,
     )
     return [
-        duplex.SessionCreated("sess_1", "voice", DuplexSettings(), 1_900_000_000),
-        duplex.SettingsUpdated("sess_1", "voice", changed, 1_900_000_000),
+        client.SessionCreated("sess_1", "voice", DuplexSettings(), 1_900_000_000),
+        client.SettingsUpdated("sess_1", "voice", changed, 1_900_000_000),
     ]
 
 
@@ -78,9 +79,9 @@ def other_outputs() -> list[duplex.ClientOutput]:
         duplex.ResponseDone(ended(ResponseStatus.INCOMPLETE, "max_output_tokens", None)),
         duplex.ResponseDone(ended(ResponseStatus.INCOMPLETE, "stalled", None)),
         duplex.ResponseDone(ended(ResponseStatus.CANCELLED, "client_cancelled", None)),
-        duplex.Refused(ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", "item_id"), "evt"),
-        duplex.Refused(error, None),
-        duplex.SessionEnded("max_age"),
+        client.Refused(ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", "item_id"), "evt"),
+        client.Refused(error, None),
+        client.SessionEnded("max_age"),
     ]
 
 

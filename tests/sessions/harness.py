@@ -20,6 +20,7 @@ from protocol.messages import (
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
 from sessions.actions import (
     AskDirectory,
+    AttachRefused,
     BindStage,
     ClientSaid,
     DirectoryAnswered,
@@ -37,9 +38,11 @@ from sessions.actions import (
     ToStage,
     TurnMeasured,
 )
+from sessions.client import SessionCreated
 from sessions.directory import MemoryDirectory
-from sessions.duplex.events import ClientVerb, SessionCreated
+from sessions.duplex.events import ClientVerb
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
+from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 
 
@@ -73,14 +76,29 @@ def voice_pipeline(**limits: int) -> Pipeline:
 class Harness:
     """One session. Time moves only by `at` and `run_until`."""
 
-    def __init__(self, pipeline: Pipeline | None = None, *, opened: bool = True) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline | None = None,
+        *,
+        opened: bool = True,
+        controller: str | None = "client",
+        secret: str | None = None,
+    ) -> None:
         self.now_ms = 1_000.0
         self._ids = 0
         self.pipeline = pipeline or voice_pipeline()
         self.directory = MemoryDirectory()
         identity = Identity("sess_1", 1, "gateway_1", "tenant", "voice", 1_900_000_000)
-        self.session = Session(identity, self.pipeline, self._new_id, self.now_ms)
+        self.session = Session(
+            identity,
+            self.pipeline,
+            self._new_id,
+            self.now_ms,
+            controller=controller,
+            secret_digest=None if secret is None else digest(secret),
+        )
         self.outputs: list[Any] = []
+        self.told: dict[str, list[tuple[int, Any]]] = {}
         self.sequences: list[int] = []
         self.commands: list[tuple[str, Command]] = []
         self.held = False
@@ -108,6 +126,10 @@ class Harness:
         while events:
             for action in self.session.handle(events.pop(0), self.now_ms):
                 match action:
+                    case ToClient(to=to) if to is not None:
+                        self.told.setdefault(to, []).append((action.sequence, action.output))
+                    case AttachRefused():
+                        self.told.setdefault(action.attachment, []).append((0, action.error))
                     case ToClient():
                         self.outputs.append(action.output)
                         self.sequences.append(action.sequence)
@@ -139,7 +161,7 @@ class Harness:
 
     def say(self, verb: ClientVerb) -> None:
         """The client says `verb`."""
-        self.feed(ClientSaid(verb))
+        self.feed(ClientSaid(verb, "client"))
 
     def at(self, now_ms: float) -> None:
         """Time passes; deadlines that come due are handled in order."""

@@ -10,6 +10,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import Answer, Configure, Run, Signal, TurnStatus
 from protocol.payloads import PayloadType, read_conversation
 from sessions.actions import Reported
+from sessions.client import Refused, SettingsUpdated
 from sessions.duplex.events import (
     FRONT,
     AppendAudio,
@@ -31,13 +32,11 @@ from sessions.duplex.events import (
     Part,
     PartKind,
     PatchSettings,
-    Refused,
     ResponseCreated,
     ResponseDone,
     ResponseStatus,
     RetrieveItem,
     Role,
-    SettingsUpdated,
     TruncateItem,
 )
 from tests.sessions.harness import PCM_MS, Harness, payload_of

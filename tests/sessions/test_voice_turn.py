@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol.messages import Acknowledge, Feed, RaiseFloor, Run, Update
 from protocol.payloads import read_conversation
+from sessions.client import Refused
 from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
@@ -15,7 +16,6 @@ from sessions.duplex.events import (
     OutputItemAdded,
     OutputItemDone,
     PatchSettings,
-    Refused,
     ResponseCreated,
     ResponseDone,
     ResponseStatus,

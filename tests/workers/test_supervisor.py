@@ -17,11 +17,9 @@ import httpx
 import pytest
 import yaml
 
-from protocol.config import load_config
 from protocol.exit_status import ExitStatus
 from workers.child import RestartPolicy
 from workers.runtime_directory import runtime_directory, sweep
-from workers.supervisor import worker_specs
 
 ROOT = Path(__file__).parents[2]
 
@@ -190,19 +188,6 @@ async def test_an_interrupt_or_a_hang_up_ends_it_in_order(
     status, _ = await deployment.ended()
     assert status == ExitStatus.OK
     assert not any(alive(pid) for pid in pids.values())
-
-
-def test_a_worker_keeps_sessions_for_the_longest_grace_of_its_pipelines(directory: Path) -> None:
-    path = write_config(directory)
-    config = yaml.safe_load(path.read_text())
-    config["pipelines"]["text"] = {"kind": "duplex", "outputs": {"text": "think"}}
-    graces = {}
-    for grace_s in (0, 5):
-        config["pipelines"]["text"]["limits"] = {"grace_s": grace_s}
-        path.write_text(yaml.safe_dump(config))
-        specs = worker_specs(load_config(path), directory)
-        graces[grace_s] = {spec.stage: spec.grace_s for spec in specs}
-    assert graces == {0: {"think": 0.0, "speak": 0.0}, 5: {"think": 5.0, "speak": 0.0}}
 
 
 async def test_no_child_outlives_a_killed_supervisor(deployment: Deployment) -> None:

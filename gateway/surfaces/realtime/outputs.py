@@ -11,6 +11,7 @@ from gateway.access import AccessDenied
 from gateway.surfaces.realtime.settings import describe
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.realtime import server_events as wire
+from sessions import client
 from sessions.duplex import events as duplex
 
 ERROR_TYPES = {
@@ -164,13 +165,17 @@ def _part_done(output: duplex.PartDone) -> list[wire.ServerEvent]:
     return [wire.TextDone(**place, text=part.text or ""), done]
 
 
-def _session(output: duplex.SessionCreated | duplex.SettingsUpdated) -> dict[str, Any]:
+def _session(output: client.SessionCreated | client.SettingsUpdated) -> dict[str, Any]:
     return describe(output.session, output.model, output.settings, output.expires_at_s)
 
 
 _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
-    duplex.SessionCreated: lambda o: [wire.SessionCreated(session=_session(o))],
-    duplex.SettingsUpdated: lambda o: [wire.SessionUpdated(session=_session(o))],
+    client.SessionCreated: lambda o: [wire.SessionCreated(session=_session(o))],
+    client.SettingsUpdated: lambda o: [wire.SessionUpdated(session=_session(o))],
+    # The protocol has no words for these; commands with ids come by other surfaces.
+    client.Answered: lambda o: [],
+    client.Restoring: lambda o: [],
+    client.Restored: lambda o: [],
     duplex.SpeechStarted: lambda o: [
         wire.SpeechStarted(item_id=o.item_id, audio_start_ms=int(o.audio_start_ms))
     ],

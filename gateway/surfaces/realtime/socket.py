@@ -25,14 +25,8 @@ from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.realtime.outputs import error_body, http_status
 from gateway.surfaces.realtime.translation import Farewell, Translation, farewell
 from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
-from sessions.duplex.events import (
-    AppendAudio,
-    ClientOutput,
-    ClientVerb,
-    Refused,
-    SessionEnded,
-    SettingsUpdated,
-)
+from sessions.client import Refused, SessionEnded, SettingsUpdated
+from sessions.duplex.events import AppendAudio, ClientOutput, ClientVerb
 
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"

@@ -40,6 +40,7 @@ from protocol.realtime import (
     unsupported_parameter,
 )
 from protocol.realtime import server_events as wire
+from sessions import client
 from sessions.duplex import events as duplex
 
 MAX_MESSAGE_CHARS = 1024
@@ -210,7 +211,7 @@ class Translation:
         event_id = error.event_id if isinstance(error, MalformedEvent) else None
         return self._error(error.info(), error.field, event_id)
 
-    def _refused(self, refused: duplex.Refused) -> str:
+    def _refused(self, refused: client.Refused) -> str:
         param = refused.error.field
         if param is not None and param.split(".", 1)[0].split("[", 1)[0] in SETTINGS_FIELDS:
             # The session core names settings by their own path.
@@ -236,9 +237,9 @@ class Translation:
                 output.content_index,
                 output.pcm,
             )
-        if isinstance(output, duplex.Refused):
+        if isinstance(output, client.Refused):
             return [self._refused(output)]
-        if isinstance(output, duplex.SessionEnded):
+        if isinstance(output, client.SessionEnded):
             error = farewell(output.reason, output.error).error
             return [] if error is None else [self._error(error, error.field, None)]
         return [self._writer.write(event) for event in events(output)]

@@ -1,0 +1,80 @@
+"""What a session asks of the machine of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from protocol.errors import ErrorInfo
+from protocol.messages import Report
+from sessions.actions import StageProduced
+from sessions.lifecycle import CloseReason
+
+
+class Machine(Protocol):
+    """The machine of one session's kind. Times are monotonic ms."""
+
+    @property
+    def settings(self) -> Any:
+        """The effective settings."""
+
+    @property
+    def working(self) -> bool:
+        """Whether a turn is in flight."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the session has done all that it was opened for, and may close."""
+
+    def stage_settings(self, stage: str) -> dict[str, Any]:
+        """The settings with which `stage` opens its part of this session."""
+
+    def prepare(self, patch: dict[str, Any]) -> None:
+        """Settings given with the open. Raises InvalidRequest."""
+
+    def client(self, verb: Any, now_ms: float) -> None:
+        """Carry a verb of this kind out. Raises AntiphonError, and then everything is as it was."""
+
+    def facts(self) -> dict[str, Any]:
+        """What every answer to a command says beside its outcome."""
+
+    def snapshot(self) -> Any:
+        """The state as a client that comes back has to know it."""
+
+    def report(self, stage: str, report: Report, now_ms: float) -> None:
+        """A worker's report about a turn or an event of this session."""
+
+    def produced(self, piece: StageProduced, now_ms: float) -> None:
+        """A stage made a piece of a turn's output."""
+
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """The stage cannot do what the last settings ask of it."""
+
+    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+        """The worker of `stage` is gone, with `unapplied_bytes` of input that it was sent."""
+
+    def stage_ready(self, stage: str, now_ms: float) -> None:
+        """A worker of `stage` holds this session."""
+
+    def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """A new worker of `stage` refused the session."""
+
+    def blocked(self, blocked: bool, now_ms: float) -> None:
+        """Output is not taken, or is taken again."""
+
+    def stalled(self, now_ms: float) -> bool:
+        """Whether output has not been taken for too long."""
+
+    def give_up(self, reason: str, now_ms: float) -> None:
+        """Nobody takes what is made: what runs ends incomplete."""
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+
+    def tick(self, now_ms: float) -> None:
+        """A deadline has come."""
+
+    def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
+        """The session closes: whatever runs gets its last word."""
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
