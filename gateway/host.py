@@ -212,7 +212,7 @@ class GatewayHost:
         try:
             await hosted.opened
         except asyncio.CancelledError:
-            attachment.close(CloseReason.CLIENT)
+            self.handle(identity.session, CloseRequested(CloseReason.CLIENT))
             raise
         return attachment
 

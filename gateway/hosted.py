@@ -156,8 +156,8 @@ class HostedAttachment:
         self._host.handle(self._session, Detached(self._name))
 
     def close(self, reason: str) -> None:
-        """Close the session; idempotent, clean-up goes on after the call."""
-        self._host.handle(self._session, CloseRequested(CloseReason(reason)))
+        """Close the session, if this client has control; clean-up goes on after the call."""
+        self._host.handle(self._session, CloseRequested(CloseReason(reason), self._name))
 
 
 def raised(info: ErrorInfo) -> AntiphonError:

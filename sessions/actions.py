@@ -128,9 +128,14 @@ class ClientBlocked:
 
 @dataclass(frozen=True)
 class CloseRequested:
-    """Close the session; idempotent."""
+    """Close the session; idempotent.
+
+    With an `attachment` only if that has control: who was replaced, or looks on, ends
+    nothing.
+    """
 
     reason: CloseReason
+    attachment: str | None = None
 
 
 @dataclass(frozen=True)

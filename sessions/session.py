@@ -218,8 +218,9 @@ class Session:
                 self._attach(event)
             case Detached():
                 self._detached(event.attachment)
-            case CloseRequested():
-                self._close(event.reason, None)
+            case CloseRequested(attachment=attachment):
+                if attachment in (None, self._attachments.controller):
+                    self._close(event.reason, None)
             case Tick():
                 self._tick()
             case _:

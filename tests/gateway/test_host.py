@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,11 @@ from sessions.duplex.events import (
     PatchSettings,
     Role,
 )
+from sessions.pipeline import Pipeline
 from sessions.session import Session
 from tests.sessions.harness import PCM_MS, voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions
+from workers.engine import Engine
 from workers.spec import WorkerSpec
 from workers.worker import Worker
 
@@ -69,9 +71,16 @@ class Client:
 
 @asynccontextmanager
 async def serving(**limits: int) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
-    """A host and a worker for each stage, all in this process."""
+    """A host, and a worker with a `SyntheticEngine` for each stage, all in this process."""
     pipeline = voice_pipeline(**limits)
     engines = {stage: SyntheticEngine.create(SyntheticOptions()) for stage in pipeline.stages}
+    async with hosting(pipeline, engines) as host:
+        yield host, engines
+
+
+@asynccontextmanager
+async def hosting(pipeline: Pipeline, engines: Mapping[str, Engine]) -> AsyncIterator[GatewayHost]:
+    """A host, and a worker with each of `engines`, all in this process."""
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         async with asyncio.TaskGroup() as tasks:
             workers = []
@@ -89,7 +98,7 @@ async def serving(**limits: int) -> AsyncIterator[tuple[GatewayHost, dict[str, S
             try:
                 async with asyncio.timeout(WAIT_S):
                     await host.ready()
-                yield host, engines
+                yield host
                 host.drain()
                 async with asyncio.timeout(WAIT_S):
                     await host.drained()

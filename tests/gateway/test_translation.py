@@ -24,6 +24,7 @@ from sessions.duplex.events import (
     Usage,
 )
 from sessions.duplex.settings import DuplexSettings, Transcription, patched
+from sessions.lifecycle import CloseReason
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 
 
@@ -525,3 +526,8 @@ def test_the_end_of_a_session_is_told_before_the_close() -> None:
     events = written([client.SessionEnded("max_age")])
     assert [event["error"]["code"] for event in events] == ["session_expired"]
     assert written([client.SessionEnded("client")]) == []
+
+
+def test_every_end_of_a_session_has_its_close_code() -> None:
+    faults = {reason for reason in CloseReason if farewell(reason.value, None).code == 1011}
+    assert faults == {CloseReason.ERROR}

@@ -165,12 +165,16 @@ def _part_done(output: duplex.PartDone) -> list[wire.ServerEvent]:
     return [wire.TextDone(**place, text=part.text or ""), done]
 
 
-def _session(output: client.SessionCreated | client.SettingsUpdated) -> dict[str, Any]:
+def _session(
+    output: client.SessionCreated | client.SettingsUpdated | client.Attached,
+) -> dict[str, Any]:
     return describe(output.session, output.model, output.settings, output.expires_at_s)
 
 
 _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     client.SessionCreated: lambda o: [wire.SessionCreated(session=_session(o))],
+    client.Attached: lambda o: [wire.SessionCreated(session=_session(o))],
+    client.LetGo: lambda o: [],
     client.SettingsUpdated: lambda o: [wire.SessionUpdated(session=_session(o))],
     # The protocol has no words for these; commands with ids come by other surfaces.
     client.Answered: lambda o: [],
