@@ -95,6 +95,7 @@ class Session:
                 self._settings_of(stage),
                 self._actions_append,
                 pipeline.output_edge(stage),
+                stage_ready=lambda of: self._bindings[of].ready,
             )
 
     @property
@@ -256,6 +257,8 @@ class Session:
                 self._machine.stage_refused(event.stage, error, self._now_ms)
                 self._close(CloseReason.ENGINE_LOST, error)
             case State.ACTIVE if was_opening and binding.ready:
+                for other in self._bindings.values():
+                    other.send_waiting()
                 self._machine.stage_ready(event.stage, self._now_ms)
             case State.CLOSING:
                 self._release_if_free()
