@@ -308,7 +308,7 @@ class GatewayHost:
             for action in hosted.session.handle(events.popleft(), self._now_ms()):
                 match action:
                     case ToStage():
-                        self._to_stage(hosted, action, events)
+                        events.extend(hosted.wires.send(action.stage, action.command))
                     case ToClient():
                         self._to_client(hosted, action)
                     case HoldClient():
@@ -340,19 +340,6 @@ class GatewayHost:
         if hosted.told:
             with contextlib.suppress(Exception):
                 hosted.on_output(hosted.told + 1, SessionEnded(CloseReason.ERROR.value))
-
-    def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
-        try:
-            hosted.wires.send(action.stage, action.command)
-        except AntiphonError as error:
-            _log.warning(
-                "command_not_sent",
-                session=hosted.session.identity.session,
-                stage=action.stage,
-                error=error.code,
-            )
-            hosted.wires.give_up(action.stage)
-            events.append(StageLost(action.stage))
 
     def _stage_lost(self, session: str, stage: str) -> None:
         """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
