@@ -371,7 +371,7 @@ class GatewayHost:
             for action in hosted.session.handle(events.popleft(), self._now_ms()):
                 match action:
                     case ToStage():
-                        self._to_stage(hosted, action, events)
+                        events.extend(hosted.wires.send(action.stage, action.command))
                     case ToClient():
                         self._to_client(hosted, action)
                     case AttachRefused():
@@ -403,19 +403,6 @@ class GatewayHost:
         with contextlib.suppress(Exception):
             hosted.tell(ToClient(hosted.told + 1, SessionEnded(CloseReason.ERROR.value)))
         self._released(hosted, CloseReason.ERROR)
-
-    def _to_stage(self, hosted: Hosted, action: ToStage, events: deque[Event]) -> None:
-        try:
-            hosted.wires.send(action.stage, action.command)
-        except AntiphonError as error:
-            _log.warning(
-                "command_not_sent",
-                session=hosted.session.identity.session,
-                stage=action.stage,
-                error=error.code,
-            )
-            hosted.wires.give_up(action.stage)
-            events.append(StageLost(action.stage))
 
     def _stage_lost(self, session: str, stage: str) -> None:
         """Nothing reaches the stage, or comes from it: its worker is as good as gone."""

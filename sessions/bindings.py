@@ -38,7 +38,7 @@ from sessions.actions import Action, BindStage, ToStage
 from sessions.backlog import Backlog
 
 WAITING_COMMANDS = 64
-"""Turn commands that a stage without a worker holds; one more is refused."""
+"""Turn commands that a stage holds while workers are missing; one more is refused."""
 
 
 class BindingState(StrEnum):
@@ -52,7 +52,10 @@ class BindingState(StrEnum):
 
 
 class Binding:
-    """One stage of one session."""
+    """One stage of one session.
+
+    `stage_ready(stage)` says of another stage of the session whether its worker knows it.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,8 @@ class Binding:
         settings: Callable[[], dict[str, Any]],
         act: Callable[[Action], None],
         output: OutputEdge | None = None,
+        *,
+        stage_ready: Callable[[str], bool],
     ) -> None:
         self.stage = stage
         self._output = output
@@ -69,6 +74,7 @@ class Binding:
         self._fence = fence
         self._settings = settings
         self._act = act
+        self._stage_ready = stage_ready
         self._sequence = 0
         self._controls = 0
         self._commands = 0
@@ -91,7 +97,7 @@ class Binding:
 
     def lost(self) -> int:
         """The worker is gone, and so are the bytes of stream input that are returned: it had
-        not applied them. What waited for a worker goes on waiting."""
+        not applied them. What waited for workers goes on waiting."""
         unapplied_bytes = self._backlog.input_bytes
         self.worker = None
         self._sequence = 0
@@ -99,6 +105,8 @@ class Binding:
         self._awaited = None
         self._configuring.clear()
         self._backlog.clear()
+        # The next worker counts stream input from 1 again.
+        self._waiting = deque(_after_no_input(command) for command in self._waiting)
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
@@ -131,8 +139,7 @@ class Binding:
             self.lost()
             return answer.error
         self.state = BindingState.READY
-        while self._waiting:
-            self._send(self._waiting.popleft())
+        self.send_waiting()
         return None
 
     @property
@@ -188,10 +195,10 @@ class Binding:
         readers: dict[str, str] | None = None,
         to_client: bool = True,
     ) -> None:
-        """Start a turn, at once or when a worker is ready.
+        """Start a turn, at once or when its worker and those of its readers are ready.
 
         `readers` maps the edges on which its output goes to other workers to their
-        stages. Raises CapacityExceeded when too many commands wait for a worker.
+        stages. Raises CapacityExceeded when too many commands wait.
         """
         self._turn_command(
             Run(
@@ -212,8 +219,26 @@ class Binding:
         self._turn_command(Feed(self._fence(), turn, descriptor, last))
 
     def waits(self, turn: int) -> bool:
-        """Whether the turn's start still waits for a worker."""
+        """Whether the turn's start still waits for workers."""
         return any(isinstance(c, Run) and c.turn == turn for c in self._waiting)
+
+    def missing(self, turn: int) -> set[str]:
+        """The stages whose workers the turn's start waits for: this one, or its readers."""
+        return {
+            stage
+            for command in self._waiting
+            if isinstance(command, Run) and command.turn == turn
+            for stage in self._missing(command)
+        }
+
+    def send_waiting(self) -> None:
+        """Send what waits for nothing any more: a worker, of this stage or a reader, is ready.
+
+        The commands of one turn go in their order; no turn waits for another.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        for command in waiting:
+            self._turn_command(command)
 
     def acknowledge(self, turn: int, through: int) -> None:
         """The turn's output up to `through` was taken; a worker that is gone keeps nothing."""
@@ -243,12 +268,22 @@ class Binding:
         return self.state is BindingState.UNBOUND
 
     def _turn_command(self, command: Run | Feed) -> None:
-        if self.ready:
+        missing = self._missing(command)
+        if not missing:
             self._send(command)
             return
         if len(self._waiting) >= WAITING_COMMANDS:
-            raise CapacityExceeded(f"too much work waits for a worker of stage {self.stage}")
+            stages = ", ".join(sorted(missing))
+            raise CapacityExceeded(f"too much work waits for a worker of stage {stages}")
         self._waiting.append(command)
+
+    def _missing(self, command: Run | Feed) -> set[str]:
+        """The stages without which the command is of no use yet."""
+        if isinstance(command, Feed):
+            missing = self.missing(command.turn)
+        else:
+            missing = {s for s in command.readers.values() if not self._stage_ready(s)}
+        return missing if self.ready else missing | {self.stage}
 
     def _send(self, command: Command) -> None:
         match command:
@@ -279,6 +314,11 @@ class Binding:
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
         )
+
+
+def _after_no_input(command: Run | Feed) -> Run | Feed:
+    """The command for a worker that has had no stream input."""
+    return msgspec.structs.replace(command, after_input=0) if isinstance(command, Run) else command
 
 
 def _size(descriptor: Descriptor) -> int:

@@ -217,23 +217,22 @@ class Orchestrator:
             del self._flows[turn]
 
     def stage_lost(self, stage: str) -> None:
-        """The worker of `stage` is gone: turns that it had begun fail."""
+        """The worker of `stage` is gone: turns that it, or what it reads, had begun fail."""
         error = EngineLost(f"the worker of stage {stage} was lost").info()
         for flow in list(self._flows.values()):
-            begun = stage in flow.started and stage not in flow.ended
-            if begun and not self._bindings[stage].waits(flow.turn):
+            if any(not self._bindings[s].waits(flow.turn) for s in self._in_need_of(flow, stage)):
                 self._fail(flow, error)
 
-    def stage_ready(self, stage: str) -> None:
-        """Turns that waited for `stage` have been handed to it."""
+    def workers_ready(self) -> None:
+        """Turns have been handed to the workers that they waited for."""
         for flow in self._flows.values():
-            if stage in flow.started and all(self._bindings[s].ready for s in flow.started):
+            if not self._waits(flow):
                 flow.waits_until_ms = None
 
     def stage_refused(self, stage: str, error: ErrorInfo) -> None:
         """A new worker refused the session: turns that wait for the stage fail."""
         for flow in list(self._flows.values()):
-            if stage in flow.started and stage not in flow.ended:
+            if self._in_need_of(flow, stage):
                 self._fail(flow, error)
 
     def deadline(self) -> float | None:
@@ -245,8 +244,8 @@ class Orchestrator:
         """Fail the turns that have waited for a worker long enough."""
         for flow in list(self._flows.values()):
             if flow.waits_until_ms is not None and flow.waits_until_ms <= now_ms:
-                missing = sorted(s for s in flow.started if not self._bindings[s].ready)
-                reason = f"no worker came for stage {', '.join(missing)}"
+                missing = {m for s in flow.started for m in self._bindings[s].missing(flow.turn)}
+                reason = f"no worker came for stage {', '.join(sorted(missing))}"
                 self._fail(flow, EngineLost(reason).info())
 
     def forget(self, lane: str) -> None:
@@ -258,8 +257,11 @@ class Orchestrator:
         """Whether the turn is still in progress."""
         return turn in self._flows
 
+    def _waits(self, flow: _Flow) -> bool:
+        return any(self._bindings[stage].waits(flow.turn) for stage in flow.started)
+
     def _watch_waiting(self, flow: _Flow, now_ms: float) -> None:
-        if not all(self._bindings[stage].ready for stage in flow.started):
+        if self._waits(flow):
             flow.waits_until_ms = flow.waits_until_ms or now_ms + self._pipeline.limits.restore_ms
 
     def _cut(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
@@ -339,20 +341,32 @@ class Orchestrator:
         else:
             self._run(flow, target, [descriptor], last=False)
 
-    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
+    def _readers(self, flow: _Flow, stage: str) -> dict[str, str]:
+        """The stages whose workers read what `stage` makes from its arena, by edge."""
         readers = {}
         for edge_flow in flow.edges:
             edge = edge_flow.edge
             name = edge_name(edge.source, edge.target)
             if edge.source == stage and self._pipeline.connectors.get(name) is ConnectorKind.SHM:
                 readers[name] = edge.target
+        return readers
+
+    def _in_need_of(self, flow: _Flow, stage: str) -> list[str]:
+        """The stages at work on the turn that cannot go on without the worker of `stage`."""
+        return [
+            at_work
+            for at_work in flow.started - flow.ended.keys()
+            if at_work == stage or stage in self._readers(flow, at_work).values()
+        ]
+
+    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
         self._bindings[stage].run(
             flow.turn,
             flow.lane,
             flow.parameters.get(stage, {}),
             inputs,
             last,
-            readers=readers,
+            readers=self._readers(flow, stage),
             to_client=self._for_client(flow, stage),
         )
         flow.started.add(stage)

@@ -140,6 +140,7 @@ class Session:
                 self._settings_of(stage),
                 self._actions_append,
                 pipeline.output_edge(stage),
+                stage_ready=lambda of: self._bindings[of].ready,
             )
 
     @property
@@ -392,6 +393,8 @@ class Session:
             self._machine.stage_refused(event.stage, error, self._now_ms)
             self._close(CloseReason.ENGINE_LOST, error)
         elif live and was_opening and binding.ready:
+            for other in self._bindings.values():
+                other.send_waiting()
             self._machine.stage_ready(event.stage, self._now_ms)
             self._attachments.emit(Restored(event.stage))
         elif not live:

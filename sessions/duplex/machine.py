@@ -279,7 +279,7 @@ class DuplexMachine:
         self._context.now_ms = now_ms
         if stage == self._context.roles.hear:
             self._input.found()
-        self._context.orchestrator.stage_ready(stage)
+        self._context.orchestrator.workers_ready()
         self._pump()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
