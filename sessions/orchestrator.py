@@ -179,8 +179,7 @@ class Orchestrator:
             return
         flow.ended[stage] = ended
         if ended.status is not TurnStatus.COMPLETED:
-            error = ended.error or EngineFailed(f"stage {stage} cancelled the turn").info()
-            self._fail(flow, error)
+            self._fail(flow, ended.error or _unasked(stage, ended.status))
             return
         for edge_flow in self._edges_from(flow, stage):
             edge_flow.source_ended = True
@@ -408,3 +407,11 @@ class Orchestrator:
             )
             for flow in sorted(self._flows.values(), key=lambda flow: flow.turn)
         )
+
+
+def _unasked(stage: str, status: TurnStatus) -> ErrorInfo:
+    """Why a stage ended a turn that it gives no reason for."""
+    if status is TurnStatus.CANCELLED:
+        # A worker cancels by itself only what it leaves behind when it is stopped.
+        return EngineLost(f"the worker of stage {stage} gave the turn up").info()
+    return EngineFailed(f"stage {stage} failed").info()

@@ -153,6 +153,10 @@ class DuplexMachine:
                 self._replies.create(verb)
             case said.CancelResponse():
                 self._replies.cancel(verb.response_id)
+            case said.Reset():
+                self._replies.reset()
+                self._input.reset()
+                context.emit(said.ConversationReset(conversation.clear()))
 
     def _patch(self, patch: dict[str, Any]) -> None:
         context = self._context

@@ -211,6 +211,7 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     ],
     duplex.ItemRetrieved: lambda o: [wire.ItemRetrieved(item=_item_out(o.item))],
     duplex.ItemDeleted: lambda o: [wire.ItemDeleted(item_id=o.item_id)],
+    duplex.ConversationReset: lambda o: [wire.ItemDeleted(item_id=item) for item in o.item_ids],
     duplex.ItemTruncated: lambda o: [
         wire.ItemTruncated(
             item_id=o.item_id,
