@@ -1,23 +1,21 @@
-"""The shell around the session core: it carries the machines' actions out.
+"""The shell around the hosted sessions: it opens them, and lets nobody wait for ever.
 
 Everything runs on the event loop and by direct calls: a verb, a worker's report or
-a deadline goes into the session's machine, and what comes out is done at once, in
-order. One timer is armed for the earliest deadline of all sessions.
+a deadline goes to `gateway.hosted`, and what comes out is done at once. One timer is
+armed for the earliest deadline of all sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
@@ -26,46 +24,29 @@ from gateway.hosting import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.overview import session_summary, stage_health, worker_summary
-from gateway.pools import Pools, Replica
+from gateway.placement import Placement, Replica
+from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    InvalidRequest,
     NotFound,
 )
 from protocol.messages import (
     Fence,
-    Output,
-    ReceivedThrough,
     Report,
     WorkerStatus,
 )
 from sessions.actions import (
-    AskDirectory,
-    BindStage,
     ClientBlocked,
     ClientSaid,
     CloseRequested,
-    DirectoryAnswered,
     Event,
-    HoldClient,
     OpenRequested,
-    Released,
-    Reported,
-    StageBound,
-    StageLost,
-    StageUnavailable,
-    Tick,
-    ToClient,
-    ToStage,
     TurnMeasured,
 )
-from sessions.admission import Admission
-from sessions.deadlines import Deadlines
-from sessions.directory import MemoryDirectory, Remove
-from sessions.duplex.events import AppendAudio, ClientVerb, SessionCreated, SessionEnded
+from sessions.duplex.events import ClientOutput, ClientVerb, SessionCreated
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Identity, Session
@@ -78,23 +59,22 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_urlsafe(15)}"
 
 
-@dataclass
-class _Hosted:
-    """A session with its connections: to the client, and to the workers of its stages."""
+class _Attached:
+    """What the shell keeps of a session: who waits for its open, and for its room."""
 
-    session: Session
-    wires: SessionWires
-    on_output: OnOutput
-    opened: asyncio.Future[None]
-    opened_at_ms: float
-    told: int = 0
-    """The number of the last output; 0 before the session was announced."""
-    counted_state: State | None = None
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the session takes verbs."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, opened: asyncio.Future[None], opened_at_ms: float) -> None:
+        self.opened = opened
+        self.opened_at_ms = opened_at_ms
+        self.room = asyncio.Event()
+        """Set while the session takes verbs."""
         self.room.set()
+
+    def hold(self, hold: bool) -> None:
+        """The session takes no verbs for now, or takes them again."""
+        if hold:
+            self.room.clear()
+        else:
+            self.room.set()
 
 
 class HostedAttachment:
@@ -149,20 +129,19 @@ class GatewayHost:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
-        self._hosted: dict[str, _Hosted] = {}
-        self._admission = Admission()
-        self._directory = MemoryDirectory()
+        self._timer_at_ms = 0.0
+        self._attached: dict[str, _Attached] = {}
         self._transfers = Transfers(
             self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
         )
+        self._placement = Placement()
+        self._hosted = HostedSessions(self._placement, self._transfers, self)
         metrics.watch_edges(self._transfers.traffic)
-        self._deadlines = Deadlines()
-        self._waiting: dict[str, dict[str, None]] = {}
         self._incarnations: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._pools = Pools(
             self.incarnation,
+            self._placement,
             self._now_ms,
             on_report=self._on_report,
             on_ready=self._on_ready,
@@ -214,7 +193,6 @@ class GatewayHost:
         spec = self.pipelines[pipeline]
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
-        self._admission.take(spec)
         now_ms = self._now_ms()
         identity = Identity(
             session=new_id("sess"),
@@ -227,18 +205,25 @@ class GatewayHost:
         session = Session(identity, spec, new_id, now_ms)
         fence = Fence(identity.session, identity.epoch, identity.owner)
         wires = SessionWires(fence, spec, self._transfers)
-        hosted = _Hosted(session, wires, on_output, self._loop.create_future(), now_ms)
-        if settings_patch:
-            try:
-                session.prepare(settings_patch)
-            except InvalidRequest:
-                self._admission.give_back(spec)
-                raise
-        self._hosted[identity.session] = hosted
+        attached = _Attached(self._loop.create_future(), now_ms)
+
+        def told(sequence: int, output: ClientOutput) -> None:
+            if isinstance(output, SessionCreated):
+                if not attached.opened.done():
+                    attached.opened.set_result(None)
+                self._metrics.session_opened(pipeline)
+            on_output(sequence, output)
+
+        def released(reason: CloseReason) -> None:
+            self._released(hosted, attached, reason)
+
+        hosted = Hosted(session, wires, told, attached.hold, released)
+        self._hosted.admit(hosted, settings_patch)
+        self._attached[identity.session] = attached
         attachment = HostedAttachment(self, identity.session)
         self.handle(identity.session, OpenRequested())
         try:
-            await hosted.opened
+            await attached.opened
         except asyncio.CancelledError:
             attachment.close(CloseReason.CLIENT)
             raise
@@ -254,8 +239,8 @@ class GatewayHost:
     def drain(self) -> None:
         """Take no more sessions and close all."""
         self.draining = True
-        for session in list(self._hosted):
-            self.handle(session, CloseRequested(CloseReason.DRAINED))
+        for hosted in self._hosted.all():
+            self.handle(hosted.id, CloseRequested(CloseReason.DRAINED))
 
     async def drained(self) -> None:
         """Wait until no session holds anything."""
@@ -279,127 +264,33 @@ class GatewayHost:
     # Events in, actions out
 
     def handle(self, session: str, event: Event) -> None:
-        """Feed `event` to the session and carry out what it asks for.
-
-        A session that fails at that ends, and no other is touched.
-        """
-        hosted = self._hosted.get(session)
-        if hosted is None:
-            return
-        try:
-            handled = self._carry_out(hosted, event)
-        except Exception:
-            _log.exception("session_failed", session=session)
-            handled = 0
-            self._end_failed(hosted)
-        if handled == 1 and _only_postpones(event):
-            return
-        self._count_state(hosted)
-        if session in self._hosted:
-            self._deadlines.set(session, hosted.session.deadline())
-            self._arm()
-
-    def _carry_out(self, hosted: _Hosted, event: Event) -> int:
-        """Carry out what follows from `event`; how many events that were with it."""
-        events: deque[Event] = deque([event])
-        handled = 0
-        while events:
-            handled += 1
-            for action in hosted.session.handle(events.popleft(), self._now_ms()):
-                match action:
-                    case ToStage():
-                        self._to_stage(hosted, action, events)
-                    case ToClient():
-                        self._to_client(hosted, action)
-                    case HoldClient():
-                        self._hold(hosted, action.hold)
-                    case BindStage():
-                        self._bind(hosted, action.stage, events)
-                    case AskDirectory():
-                        outcome = self._directory.call(action.request)
-                        events.append(DirectoryAnswered(outcome))
-                    case TurnMeasured():
-                        self._measured(hosted, action)
-                    case Released():
-                        self._released(hosted, action.reason)
-        return handled
-
-    def _end_failed(self, hosted: _Hosted) -> None:
-        """End a session in order, as after any other end; if it fails at that, let it go."""
-        identity = hosted.session.identity
-        if hosted.session.state in (State.OPENING, State.ACTIVE):
-            try:
-                self._carry_out(hosted, CloseRequested(CloseReason.ERROR))
-                return
-            except Exception:
-                _log.exception("session_failed_again", session=identity.session)
-        if identity.session not in self._hosted:
-            return
-        self._directory.call(Remove(identity.session, identity.epoch))
-        self._released(hosted, CloseReason.ERROR)
-        if hosted.told:
-            with contextlib.suppress(Exception):
-                hosted.on_output(hosted.told + 1, SessionEnded(CloseReason.ERROR.value))
-
-    def _to_stage(self, hosted: _Hosted, action: ToStage, events: deque[Event]) -> None:
-        try:
-            hosted.wires.send(action.stage, action.command)
-        except AntiphonError as error:
-            _log.warning(
-                "command_not_sent",
-                session=hosted.session.identity.session,
-                stage=action.stage,
-                error=error.code,
-            )
-            hosted.wires.give_up(action.stage)
-            events.append(StageLost(action.stage))
+        """Feed `event` to the session and carry out what it asks for."""
+        self._hosted.handle(session, event, self._now_ms())
+        self._arm()
 
     def _stage_lost(self, session: str, stage: str) -> None:
-        """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
-        hosted = self._hosted.get(session)
-        if hosted is not None:
-            hosted.wires.give_up(stage)
-            self.handle(session, StageLost(stage))
-
-    def _to_client(self, hosted: _Hosted, action: ToClient) -> None:
-        if isinstance(action.output, SessionCreated):
-            if not hosted.opened.done():
-                hosted.opened.set_result(None)
-            self._metrics.session_opened(hosted.session.pipeline.name)
-        hosted.told = action.sequence
-        hosted.on_output(action.sequence, action.output)
+        self._hosted.stage_lost(session, stage, self._now_ms())
+        self._arm()
 
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
-        hosted = self._hosted.get(session)
-        if hosted is not None:
-            await hosted.room.wait()
+        attached = self._attached.get(session)
+        if attached is not None:
+            await attached.room.wait()
 
-    @staticmethod
-    def _hold(hosted: _Hosted, hold: bool) -> None:
-        if hold:
-            hosted.room.clear()
-        else:
-            hosted.room.set()
+    # What all sessions tell
 
-    def _bind(self, hosted: _Hosted, stage: str, events: deque[Event]) -> None:
-        session = hosted.session.identity.session
-        try:
-            replica = self._pools.pick(stage)
-        except CapacityExceeded as error:
-            self._waiting.setdefault(stage, {})[session] = None
-            events.append(StageUnavailable(stage, error.info()))
-            return
-        events.append(self._bound(hosted, replica))
+    def failed(self, session: str, error: Exception) -> None:
+        """A session's machine raised."""
+        _log.error("session_failed", session=session, exc_info=error)
 
-    @staticmethod
-    def _bound(hosted: _Hosted, replica: Replica) -> StageBound:
-        hosted.wires.bind(replica.stage, replica)
-        return StageBound(replica.stage, replica.link.worker or replica.name)
+    def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
+        """A command or an output did not come across."""
+        _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
 
-    def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
+    def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
+        """A turn has ended."""
         identity = hosted.session.identity
-        hosted.wires.turn_over(turn.turn)
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
         _log.info(
             "turn_ended",
@@ -418,30 +309,20 @@ class GatewayHost:
             timelines=turn.timelines,
         )
 
-    def _released(self, hosted: _Hosted, reason: CloseReason) -> None:
+    def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
+        """A session entered a state, or was let go."""
+        self._metrics.session_state_changed(hosted.session.pipeline.name, before, after)
+
+    def _released(self, hosted: Hosted, attached: _Attached, reason: CloseReason) -> None:
         identity = hosted.session.identity
-        hosted.wires.release()
-        hosted.room.set()
-        for waiting in self._waiting.values():
-            waiting.pop(identity.session, None)
-        del self._hosted[identity.session]
-        self._deadlines.set(identity.session, None)
-        self._admission.give_back(hosted.session.pipeline)
+        attached.room.set()
+        del self._attached[identity.session]
         self._changed.set()
         if hosted.told:
             self._metrics.session_closed(hosted.session.pipeline.name, reason)
-        elif not hosted.opened.done():
-            hosted.opened.set_exception(_refusal(hosted.session, reason))
+        elif not attached.opened.done():
+            attached.opened.set_exception(_refusal(hosted.session, reason))
         _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
-
-    def _count_state(self, hosted: _Hosted) -> None:
-        known = hosted.session.identity.session in self._hosted
-        after = hosted.session.state if known else None
-        if after is not hosted.counted_state:
-            self._metrics.session_state_changed(
-                hosted.session.pipeline.name, hosted.counted_state, after
-            )
-            hosted.counted_state = after
 
     # Time
 
@@ -450,62 +331,43 @@ class GatewayHost:
         return time.monotonic() * 1000.0
 
     def _arm(self) -> None:
-        at_ms = self._deadlines.next_ms()
+        at_ms = self._hosted.deadlines.next_ms()
         if at_ms is None:
             return
-        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
         if self._timer is not None:
-            if self._timer_at_s <= when:
+            if self._timer_at_ms <= at_ms:
                 return
             self._timer.cancel()
         # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_s = when
+        self._timer_at_ms = at_ms
+        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        for session in self._deadlines.due(self._now_ms()):
-            self.handle(session, Tick())
+        self._hosted.tick(self._now_ms())
         self._arm()
 
     # Workers
 
     def _on_report(self, replica: Replica, report: Report) -> None:
         assert not isinstance(report, WorkerStatus)
-        session, stage = report.session, replica.stage
-        hosted = self._hosted.get(session)
-        if hosted is None or not hosted.wires.bound_to(replica):
-            if isinstance(report, Output):
-                self._transfers.discard(report.payload)
-            return
-        try:
-            event = hosted.wires.received(stage, report)
-        except AntiphonError as error:
-            _log.error("output_lost", session=session, stage=stage, error=error.code)
-            self._stage_lost(session, stage)
-            return
-        if event is not None:
-            self.handle(session, event)
+        self._hosted.received(replica, report, self._now_ms())
+        self._arm()
 
     def _on_ready(self, stage: str) -> None:
-        for session in list(self._waiting.get(stage, ())):
-            try:
-                replica = self._pools.pick(stage)
-            except CapacityExceeded:
-                return
-            del self._waiting[stage][session]
-            self.handle(session, self._bound(self._hosted[session], replica))
+        self._hosted.ready(stage, self._now_ms())
+        self._arm()
 
     def _on_lost(self, replica: Replica) -> None:
-        for session, hosted in list(self._hosted.items()):
-            if hosted.wires.bound_to(replica):
-                self._stage_lost(session, replica.stage)
+        self._hosted.lost(replica, self._now_ms())
+        self._arm()
 
     def _on_change(self) -> None:
         self._changed.set()
         begun = self._loop.time()
         self._loop.call_soon(lambda: self._metrics.loop_lag(self._loop.time() - begun))
-        for replica in self._pools.all():
+        for replica in self._placement.all():
             self._metrics.worker_state_changed(
                 replica.stage, replica.name, replica.link.worker is not None
             )
@@ -524,9 +386,10 @@ class GatewayHost:
                 name=pipeline.name,
                 required=pipeline.name in self._required,
                 stages={
-                    stage: stage_health(self._pools.of(stage), now_ms) for stage in pipeline.stages
+                    stage: stage_health(self._placement.of(stage), now_ms)
+                    for stage in pipeline.stages
                 },
-                sessions=self._admission.held(pipeline.name),
+                sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
             )
             for pipeline in self.pipelines.values()
@@ -536,26 +399,16 @@ class GatewayHost:
         """All sessions that hold anything."""
         now_ms = self._now_ms()
         return [
-            session_summary(hosted.session, hosted.wires.turns, hosted.opened_at_ms, now_ms)
-            for hosted in self._hosted.values()
+            session_summary(
+                hosted.session, hosted.wires.turns, self._attached[hosted.id].opened_at_ms, now_ms
+            )
+            for hosted in self._hosted.all()
         ]
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names."""
         now_ms = self._now_ms()
-        return [worker_summary(replica, now_ms) for replica in self._pools.all()]
-
-
-def _only_postpones(event: Event) -> bool:
-    """Whether `event` can at most make the session's deadline later.
-
-    These come with every audio frame. A deadline that is left as it was only makes the
-    timer look once more.
-    """
-    match event:
-        case ClientSaid(verb=AppendAudio()) | Reported(report=ReceivedThrough()):
-            return True
-    return False
+        return [worker_summary(replica, now_ms) for replica in self._placement.all()]
 
 
 def _refusal(session: Session, reason: CloseReason) -> AntiphonError:

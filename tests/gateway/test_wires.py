@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.pools import Replica
+from gateway.placement import Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.edges import gateway_arena, worker_arena
