@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from gateway.pools import Replica
+from gateway.placement import Replica
 from gateway.transfers import Transfers
 from protocol.connector_errors import TurnVoid
 from protocol.connectors import Descriptor, ShmDescriptor

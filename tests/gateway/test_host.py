@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import pytest
 
+from gateway.clients import HostedAttachment
 from gateway.host import GatewayHost
-from gateway.hosted import HostedAttachment
 from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.pools import Replica
+from gateway.placement import Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.edges import ConnectorKind, gateway_arena, worker_arena
@@ -176,6 +176,7 @@ async def codes_chain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Chain]:
         transfers = Transfers("gateway-1", list(endpoints.values()), lambda session, stage: None)
         wires = SessionWires(FENCE, chain(Delivery.CHUNK, ConnectorKind.SHM), transfers)
         bench = Chain(wires, {}, [])
+        links: list[WorkerLink] = []
 
         def send(link: WorkerLink, command: Command) -> None:
             stage = link.endpoint.rpartition("/")[2]
@@ -193,13 +194,14 @@ async def codes_chain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Chain]:
                 on_up=lambda worker, info: None,
                 on_down=lambda reason: None,
             )
+            links.append(link)
             bench.replicas[stage] = Replica(f"{stage}-0", stage, link, consumer=f"{stage}-1")
             wires.bind(stage, bench.replicas[stage])
             wires.send(stage, Open(FENCE, f"{stage}-1", {}))
         bench.sent.clear()
         yield bench
-        for replica in bench.replicas.values():
-            replica.link.close()
+        for link in links:
+            link.close()
         transfers.close()
 
 
