@@ -144,3 +144,16 @@ async def test_output_that_fits_goes_at_once_and_its_end_behind_it(bench: Bench)
     second = await bench.descriptor()
     assert bench.reader.get(second).data == PIECE.data
     assert await bench.reports.get() == DONE
+
+
+async def test_an_end_that_waits_behind_unread_output_is_said_when_the_turn_is_voided(
+    bench: Bench,
+) -> None:
+    await bench.reader.attach(bench.arena)
+    for sequence in (1, 2):
+        bench.put(1, sequence)
+    assert bench.transfers.end(GATEWAY, DONE)
+    await bench.descriptor()
+    bench.transfers.void("s", 1)
+    assert bench.reports.get_nowait() == DONE
+    assert bench.reports.empty()
