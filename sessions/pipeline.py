@@ -65,6 +65,8 @@ class Pipeline:
     instructions: str = ""
     voice: str = ""
     voices: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
+    """The stage that keeps the state of a step loop; "" where it is the first one."""
 
     def output_edge(self, stage: str) -> OutputEdge:
         """How the output of `stage` reaches this gateway: the edge to its client."""
@@ -99,6 +101,21 @@ class Pipeline:
             if any(edge.target in useful for edge in self.edges_from(stage)):
                 useful.add(stage)
         return frozenset(reachable & useful)
+
+
+@dataclass(frozen=True)
+class StepRoles:
+    """Where a step of a world or robot pipeline enters, and which stage keeps the state."""
+
+    enter: str
+    state: str
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> StepRoles:
+        """The roles: a step enters at the stage without input."""
+        targets = {edge.target for edge in pipeline.edges}
+        enter = next(stage for stage in pipeline.stages if stage not in targets)
+        return cls(enter, pipeline.state or enter)
 
 
 @dataclass(frozen=True)
