@@ -68,6 +68,12 @@ class Pipeline:
     state: str = ""
     """The stage that keeps the state of a step loop; "" where it is the first one."""
 
+    @property
+    def entry(self) -> str:
+        """The stage without input, where turns begin."""
+        targets = {edge.target for edge in self.edges}
+        return next(stage for stage in self.stages if stage not in targets)
+
     def output_edge(self, stage: str) -> OutputEdge:
         """How the output of `stage` reaches this gateway: the edge to its client."""
         name = edge_name(stage, CLIENT)
@@ -112,10 +118,8 @@ class StepRoles:
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> StepRoles:
-        """The roles: a step enters at the stage without input."""
-        targets = {edge.target for edge in pipeline.edges}
-        enter = next(stage for stage in pipeline.stages if stage not in targets)
-        return cls(enter, pipeline.state or enter)
+        """The roles: where turns begin, and the stage that is named."""
+        return cls(pipeline.entry, pipeline.state or pipeline.entry)
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,4 @@ class DuplexRoles:
     @classmethod
     def of(cls, pipeline: Pipeline) -> DuplexRoles:
         """The roles by position: the stage without input hears; the ports name the others."""
-        targets = {edge.target for edge in pipeline.edges}
-        hear = next(stage for stage in pipeline.stages if stage not in targets)
-        return cls(hear, pipeline.outputs["text"], pipeline.outputs["audio"])
+        return cls(pipeline.entry, pipeline.outputs["text"], pipeline.outputs["audio"])

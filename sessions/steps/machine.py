@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-import msgspec
-
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -27,6 +25,7 @@ from sessions.duplex.events import Refused
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline, StepRoles
 from sessions.steps.answers import Answers
 from sessions.steps.events import (
@@ -41,11 +40,6 @@ from sessions.steps.events import (
     WasReset,
 )
 from sessions.steps.flight import Flight, cancelled
-
-MAX_INPUT_BYTES = 16 * 1024 * 1024
-"""Of all inputs of one step: they travel in one message to the worker."""
-MAX_PARAMETERS_BYTES = 64 * 1024
-"""Of settings and parameters as msgpack."""
 
 
 @dataclass
@@ -109,7 +103,7 @@ class StepMachine:
         Raises InvalidRequest when they are too long.
         """
         settings = {**self._settings, **patch}
-        _check_length(settings, "settings")
+        check_parameters(settings, "settings")
         self._settings = settings
 
     # Verbs
@@ -174,13 +168,8 @@ class StepMachine:
                 field="step",
                 code="step_out_of_order",
             )
-        if sum(len(payload.data) for payload in verb.inputs) > MAX_INPUT_BYTES:
-            raise InvalidRequest(
-                f"the inputs of a step are longer than {MAX_INPUT_BYTES} bytes",
-                field="inputs",
-                code="payload_too_large",
-            )
-        _check_length(verb.parameters, "parameters")
+        check_inputs(verb.inputs)
+        check_parameters(verb.parameters, "parameters")
 
     def _state_error(self) -> SessionStateLost:
         return SessionStateLost(f"the state after step {self._committed} is lost: reset it")
@@ -196,7 +185,7 @@ class StepMachine:
             self._orchestrator.stop(flight.turn, self._roles.state)
 
     def _reset(self, verb: Reset) -> None:
-        _check_length(verb.parameters, "parameters")
+        check_parameters(verb.parameters, "parameters")
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         self._resetting = _Resetting(verb)
@@ -430,9 +419,3 @@ class StepMachine:
             self._blocked_since_ms,
             tuple(self._owed),
         )
-
-
-def _check_length(settings: dict[str, Any], field: str) -> None:
-    """Raise InvalidRequest when a client's map is too long to be passed on."""
-    if len(msgspec.msgpack.encode(settings)) > MAX_PARAMETERS_BYTES:
-        raise InvalidRequest(f"{field} are longer than {MAX_PARAMETERS_BYTES} bytes", field=field)

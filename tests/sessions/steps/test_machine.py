@@ -9,9 +9,10 @@ import pytest
 from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.messages import RESET, Acknowledge, Open, RaiseFloor, Run, Signal, Stop, TurnStatus
 from protocol.payloads import Payload, PayloadType
+from sessions import passed_on
 from sessions.duplex.events import Refused
 from sessions.lifecycle import CloseReason
-from sessions.steps import answers, flight, machine
+from sessions.steps import answers, flight
 from sessions.steps.events import (
     Interrupt,
     Reset,
@@ -84,7 +85,7 @@ def test_settings_of_the_open_go_to_the_stage_that_keeps_the_state() -> None:
 def test_settings_that_are_too_long_are_refused_by_name() -> None:
     harness = StepHarness()
     with pytest.raises(InvalidRequest) as refused:
-        harness.machine.prepare({"prompt": "x" * machine.MAX_PARAMETERS_BYTES})
+        harness.machine.prepare({"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES})
     assert refused.value.field == "settings"
     assert harness.machine.settings == {}
 
@@ -185,10 +186,10 @@ def test_remembered_output_is_bounded_and_the_last_answer_always_kept(
 def test_inputs_and_parameters_that_are_too_long_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "MAX_INPUT_BYTES", 7)
+    monkeypatch.setattr(passed_on, "MAX_INPUT_BYTES", 7)
     harness = StepHarness()
     harness.say(Step(1, [MOVE, MOVE]))
-    harness.say(Step(1, [MOVE], {"prompt": "x" * machine.MAX_PARAMETERS_BYTES}))
+    harness.say(Step(1, [MOVE], {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}))
     failed = harness.take()
     assert [(f.error.code, f.error.field) for f in failed if isinstance(f, StepFailed)] == [
         ("payload_too_large", "inputs"),
