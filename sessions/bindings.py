@@ -30,6 +30,7 @@ from protocol.messages import (
     Report,
     Run,
     Signal,
+    Stop,
     TurnEnded,
     Update,
 )
@@ -127,6 +128,10 @@ class Binding:
         self._configuring.popleft()
         return answer.error
 
+    def awaits(self, answer: Answer) -> bool:
+        """Whether this is the answer to `Open` or `Close`."""
+        return answer.command == self._awaited
+
     def answered(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Open` or `Close`; the error, when it refused."""
         if answer.command != self._awaited:
@@ -179,10 +184,16 @@ class Binding:
         self._send(Update(self._fence(), self._sequence, descriptor, self._controls))
         return True
 
-    def signal(self, name: str, arguments: dict[str, Any]) -> None:
-        """Send a signal; a stage without a worker has no state for it to act on."""
-        if self.reachable:
-            self._send(Signal(self._fence(), self._command_id(), name, arguments, self._sequence))
+    def signal(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """Send a signal; the id that its answer will name.
+
+        None without a worker: there is no state for it to act on.
+        """
+        if not self.reachable:
+            return None
+        command = self._command_id()
+        self._send(Signal(self._fence(), command, name, arguments, self._sequence))
+        return command
 
     def run(
         self,
@@ -194,11 +205,14 @@ class Binding:
         *,
         readers: dict[str, str] | None = None,
         to_client: bool = True,
+        step: int | None = None,
     ) -> None:
         """Start a turn, at once or when its worker and those of its readers are ready.
 
         `readers` maps the edges on which its output goes to other workers to their
-        stages. Raises CapacityExceeded when too many commands wait.
+        stages; `step` is the number of a turn that moves the stage's state on.
+
+        Raises CapacityExceeded when too many commands wait.
         """
         self._turn_command(
             Run(
@@ -211,6 +225,7 @@ class Binding:
                 self._sequence,
                 readers or {},
                 to_client,
+                step,
             )
         )
 
@@ -251,6 +266,18 @@ class Binding:
         self._backlog.stop(turns)
         if self.ready:
             self._send(RaiseFloor(self._fence(), lane, floor))
+
+    def stop(self, turn: int) -> bool:
+        """Cancel the turn unless it completes; its last word is still to come.
+
+        False when it waited for a worker: it will not run, and has no last word.
+        """
+        if self.waits(turn):
+            self._waiting = deque(command for command in self._waiting if command.turn != turn)
+            return False
+        if self.ready:
+            self._send(Stop(self._fence(), turn))
+        return True
 
     def close(self, reason: str) -> None:
         """Free the session's state on the worker, if there is one."""

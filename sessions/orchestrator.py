@@ -53,12 +53,16 @@ class ClauseCut:
 
 @dataclass(frozen=True)
 class FlowEnded:
-    """All stages of the turn have ended, or it failed; nothing follows for it."""
+    """All stages of the turn have ended, or it failed; nothing follows for it.
+
+    `unsettled` are the stages of a failed turn whose last word is still to come.
+    """
 
     turn: int
     error: ErrorInfo | None
     usage: dict[str, dict[str, Any]]
     timelines: dict[str, dict[str, float]]
+    unsettled: frozenset[str] = frozenset()
 
 
 FlowEvent = Produced | ClauseCut | FlowEnded
@@ -97,6 +101,7 @@ class _Flow:
     stages: frozenset[str]
     parameters: Mapping[str, dict[str, Any]]
     edges: list[_EdgeFlow]
+    steps: Mapping[str, int]
     started: set[str] = field(default_factory=set)
     ended: dict[str, TurnEnded] = field(default_factory=dict)
     waits_until_ms: float | None = None
@@ -126,8 +131,11 @@ class Orchestrator:
         inputs: list[Payload],
         parameters: Mapping[str, dict[str, Any]],
         now_ms: float,
+        steps: Mapping[str, int] | None = None,
     ) -> int:
         """Start a turn at stage `entry` that ends when all `ports` have drained.
+
+        `steps` names the stages whose state the turn moves on, and to which step.
 
         Raises CapacityExceeded when too much waits for a worker already.
         """
@@ -142,7 +150,7 @@ class Orchestrator:
             if edge_flow.edge.payload is PayloadType.TEXT:
                 edge_flow.told = True
                 break
-        flow = _Flow(turn, lane, ports, stages, parameters, edges)
+        flow = _Flow(turn, lane, ports, stages, parameters, edges, steps or {})
         descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
         self._run(flow, entry, descriptors, last=True)
         self._flows[turn] = flow
@@ -214,6 +222,18 @@ class Orchestrator:
                 self._bindings[stage].raise_floor(lane, floor, turns)
         for turn in turns:
             del self._flows[turn]
+
+    def stop(self, turn: int, stage: str) -> None:
+        """Cancel the turn on `stage`, or before it gets there, unless it has completed there.
+
+        What becomes of it is told as of any turn, once the stages have had their last word.
+        """
+        flow = self._flows.get(turn)
+        if flow is None:
+            return
+        running = {stage} if stage in flow.started else flow.started
+        if not all([self._bindings[s].stop(turn) for s in running - flow.ended.keys()]):
+            self._fail(flow, EngineFailed("the turn was cancelled before it ran").info())
 
     def stage_lost(self, stage: str) -> None:
         """The worker of `stage` is gone: turns that it, or what it reads, had begun fail."""
@@ -367,6 +387,7 @@ class Orchestrator:
             last,
             readers=self._readers(flow, stage),
             to_client=self._for_client(flow, stage),
+            step=flow.steps.get(stage),
         )
         flow.started.add(stage)
 
@@ -381,18 +402,23 @@ class Orchestrator:
 
     def _fail(self, flow: _Flow, error: ErrorInfo) -> None:
         del self._flows[flow.turn]
+        unsettled = set()
         for stage in flow.started:
             if stage not in flow.ended:
+                if self._bindings[stage].ready:
+                    unsettled.add(stage)
                 # A lane of replies runs one turn at a time, and a turn of the input lane has a
                 # single stage, which has ended or is gone: no other turn is below this floor.
                 self._bindings[stage].raise_floor(flow.lane, flow.turn + 1, {flow.turn})
-        self._emit(self._result(flow, error))
+        self._emit(self._result(flow, error, frozenset(unsettled)))
 
     @staticmethod
-    def _result(flow: _Flow, error: ErrorInfo | None) -> FlowEnded:
+    def _result(
+        flow: _Flow, error: ErrorInfo | None, unsettled: frozenset[str] = frozenset()
+    ) -> FlowEnded:
         usage = {stage: dict(ended.usage) for stage, ended in flow.ended.items()}
         timelines = {stage: dict(ended.timeline) for stage, ended in flow.ended.items()}
-        return FlowEnded(flow.turn, error, usage, timelines)
+        return FlowEnded(flow.turn, error, usage, timelines, unsettled)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

@@ -56,7 +56,7 @@ from sessions.client import (
 )
 from sessions.commands import Commands
 from sessions.directory import Create, Outcome, Record, Reply, Request, Write
-from sessions.duplex.machine import DuplexMachine
+from sessions.kinds import MACHINES
 from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
 from sessions.machine import Machine
 from sessions.pipeline import Limits, Pipeline
@@ -124,7 +124,7 @@ class Session:
         )
         self._commands = Commands(self._attachments.emit)
         self._bindings: dict[str, Binding] = {}
-        self._machine: Machine = DuplexMachine(
+        self._machine: Machine = MACHINES[pipeline.kind](
             pipeline,
             self._bindings,
             emit=self._attachments.emit,
@@ -309,7 +309,7 @@ class Session:
         if event.command is not None:
             self._commands.answer(event.command, error, self._machine.facts())
         elif error is not None:
-            attachments.emit(Refused(error, event.verb.ref))
+            attachments.emit(self._machine.refusal(event.verb, error))
 
     def _attach(self, request: AttachRequested) -> None:
         if self._lifecycle.live:
@@ -380,6 +380,10 @@ class Session:
         if (refused := binding.refused_settings(event.report)) is not None:
             if live:
                 self._machine.settings_refused(event.stage, refused, self._now_ms)
+            return
+        if not binding.awaits(event.report):
+            if live and binding.ready:
+                self._machine.report(event.stage, event.report, self._now_ms)
             return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)

@@ -31,6 +31,7 @@ from protocol.messages import (
     Run,
     Signal,
     StageEvent,
+    Stop,
     TurnEnded,
     TurnStatus,
     Update,
@@ -57,6 +58,7 @@ from workers.control_events import (
     Settle,
     ShuttingDown,
     Tick,
+    TurnCommitted,
     TurnFinished,
 )
 from workers.session_control import SessionControl, SessionState, Totals, payloads_of
@@ -168,7 +170,8 @@ class Control:
         | Emitted
         | OutputRefused
         | Noticed
-        | TurnFinished,
+        | TurnFinished
+        | TurnCommitted,
         now_ms: float,
     ) -> None:
         match event:
@@ -182,6 +185,8 @@ class Control:
                 session.input_taken(event)
             case TurnFinished():
                 session.turn_finished(event, now_ms)
+            case TurnCommitted():
+                session.turn_committed(event, now_ms)
             case Noticed():
                 self._report(session.owner, StageEvent(event.session, event.name, event.arguments))
             case InputFailed():
@@ -213,6 +218,8 @@ class Control:
                 session.update(command, now_ms)
             case RaiseFloor():
                 session.raise_floor(command, now_ms)
+            case Stop():
+                session.stop(command.turn, now_ms)
             case Attach():
                 self._actions.append(AttachArena(command.path))
             case Acknowledge():
@@ -294,7 +301,7 @@ class Control:
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
                 self._report(gateway, ended)
-            case Update() | Feed() | RaiseFloor() | Attach() | Acknowledge():
+            case Update() | Feed() | RaiseFloor() | Stop() | Attach() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:

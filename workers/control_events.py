@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -126,13 +127,25 @@ class TurnOutcome(Enum):
 
 
 class TurnFinished(msgspec.Struct, frozen=True):
-    """The engine's run of a turn has ended; nothing of it comes any more."""
+    """The engine's run of a turn has ended; nothing of it comes any more.
+
+    `commit` is what the engine wants done when the turn counts as completed.
+    """
 
     session: str
     turn: int
     outcome: TurnOutcome
     error: ErrorInfo | None = None
     usage: dict[str, Any] = {}
+    commit: Callable[[], None] | None = None
+
+
+class TurnCommitted(msgspec.Struct, frozen=True):
+    """The turn's commit was called; with `error` it failed, and the state is lost."""
+
+    session: str
+    turn: int
+    error: ErrorInfo | None = None
 
 
 class Settle(msgspec.Struct, frozen=True):
@@ -159,6 +172,7 @@ Event = (
     | OutputRefused
     | Noticed
     | TurnFinished
+    | TurnCommitted
     | Settle
     | Tick
     | ShuttingDown
@@ -224,6 +238,24 @@ class StartTurn(msgspec.Struct, frozen=True):
     last: bool
     readers: dict[str, str] = {}
     to_client: bool = True
+    step: int | None = None
+
+
+class RepeatTurn(msgspec.Struct, frozen=True):
+    """The output of an earlier turn follows as this turn's: no engine runs."""
+
+    session: str
+    turn: int
+    readers: dict[str, str]
+    to_client: bool
+
+
+class CommitTurn(msgspec.Struct, frozen=True):
+    """The turn counts as completed: call `commit`; answer with `TurnCommitted` at once."""
+
+    session: str
+    turn: int
+    commit: Callable[[], None]
 
 
 class FeedTurn(msgspec.Struct, frozen=True):
@@ -293,6 +325,8 @@ Action = (
     | SignalSession
     | ApplyInput
     | StartTurn
+    | RepeatTurn
+    | CommitTurn
     | FeedTurn
     | CancelTurn
     | VoidTurn

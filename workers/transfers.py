@@ -220,9 +220,13 @@ class Transfers:
     def void(self, session: str, turn: int) -> None:
         """The turn's content is not wanted any more: what is on its way goes.
 
-        Also after the turn's end, when its last pieces may not have been read.
+        Also after the turn's end, when its last pieces may not have been read. An end that
+        waits behind pieces which go is said now.
         """
+        stream = self._streams.get((session, turn))
         self._drop(session, turn)
+        if stream is not None and stream.ended is not None:
+            self._send(stream.gateway, stream.ended)
         if self._shm is not None:
             self._shm.void(session, turn)
 
@@ -321,7 +325,7 @@ class Transfers:
             if failure is not None:
                 self._fail(stream.session, stream.turn, failure)
             return
-        ended = stream.ended
+        ended, stream.ended = stream.ended, None
         if failure is None:
             self._close(stream)
         else:

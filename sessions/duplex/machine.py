@@ -117,6 +117,10 @@ class DuplexMachine:
             self._context.progress()
         self._pump()
 
+    def refusal(self, verb: said.ClientVerb, error: ErrorInfo) -> said.ClientOutput:
+        """How a verb that was not carried out is answered."""
+        return Refused(error, verb.ref)
+
     def prepare(self, patch: dict[str, Any]) -> None:
         """Settings given with the open, before any stage knows of the session.
 

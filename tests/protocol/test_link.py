@@ -27,6 +27,7 @@ from protocol.link_events import (
     Up,
 )
 from protocol.link_frames import (
+    LINK_VERSION,
     Acknowledge,
     Address,
     Credit,
@@ -272,7 +273,7 @@ def test_a_gateway_of_another_version_is_refused_in_words() -> None:
 def test_a_gateway_too_many_is_refused() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True), LinkSettings(gateways=1))
     for name in ("a", "b"):
-        hello = encode_frame(Hello(name, 1, 1, 1, Credit(1, 1)))
+        hello = encode_frame(Hello(name, 1, LINK_VERSION, LINK_VERSION, Credit(1, 1)))
         (answer, *_) = worker.handle(Received(hello, name), 0)
     assert isinstance(answer, Transmit)
     assert worker.gateways == ("a",)
@@ -280,14 +281,14 @@ def test_a_gateway_too_many_is_refused() -> None:
 
 def test_a_repeated_hello_does_not_reset_the_link() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True))
-    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     assert [type(action) for action in worker.handle(hello, 0)] == [Transmit, Up]
     assert [type(action) for action in worker.handle(hello, 1)] == [Transmit]
 
 
 def test_a_late_hello_of_a_lost_link_does_not_bring_it_back() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True))
-    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     worker.handle(hello, 0)
     assert worker.handle(Disconnected("g"), 1) == [Down("g", "the connection to the gateway ended")]
     worker.handle(hello, 2)
@@ -394,7 +395,7 @@ def open_gateway_end(link_settings: LinkSettings, credit: Credit) -> tuple[Gatew
     end.handle(Connected(), 0)
     address = Address("g", "w", 1)
     info = WorkerInfo("think", "synthetic", True)
-    welcome = encode_frame(Welcome(address, 1, credit, info))
+    welcome = encode_frame(Welcome(address, LINK_VERSION, credit, info))
     assert end.handle(Received(welcome), 0) == [Up("w.1", info)]
     return end, address
 

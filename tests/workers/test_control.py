@@ -28,6 +28,7 @@ from protocol.messages import (
     Run,
     Signal,
     StageEvent,
+    Stop,
     TurnEnded,
     TurnStatus,
     Update,
@@ -657,8 +658,10 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Update, fences, st.integers(1, 6), st.just(DATA), controls),
     st.builds(Signal, fences, ids, st.just("x"), after_input=after),
     st.builds(Run, fences, turns, lanes, last=st.booleans(), after_input=after),
+    st.builds(Run, fences, turns, lanes, last=st.booleans(), step=st.integers(1, 3)),
     st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
     st.builds(RaiseFloor, fences, lanes, turns),
+    st.builds(Stop, fences, turns),
     st.builds(Close, fences, ids, st.just("client")),
 )
 steps: st.SearchStrategy[Any] = st.one_of(

@@ -184,3 +184,16 @@ async def test_what_cannot_be_read_of_another_worker_is_lost_with_it(
     with pytest.raises(EngineLost, match="on its way to another process was lost: "):
         await bench.transfers.receive(descriptor)
     producer.close()
+
+
+async def test_an_end_that_waits_behind_unread_output_is_said_when_the_turn_is_voided(
+    bench: Bench,
+) -> None:
+    await bench.reader.attach(bench.arena)
+    for sequence in (1, 2):
+        bench.put(1, sequence)
+    assert bench.transfers.end(GATEWAY, DONE)
+    await bench.descriptor()
+    bench.transfers.void("s", 1)
+    assert bench.reports.get_nowait() == DONE
+    assert bench.reports.empty()
