@@ -55,6 +55,7 @@ from sessions.actions import (
     Released,
     Reported,
     StageBound,
+    StageCrowded,
     StageLost,
     StageUnavailable,
     Tick,
@@ -168,6 +169,7 @@ class GatewayHost:
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_change=self._on_change,
+            on_crowded=self._on_crowded,
             attach=self._transfers.attach,
         )
         for name, stage, endpoint in workers:
@@ -395,7 +397,8 @@ class GatewayHost:
     @staticmethod
     def _bound(hosted: _Hosted, replica: Replica) -> StageBound:
         hosted.wires.bind(replica.stage, replica)
-        return StageBound(replica.stage, replica.link.worker or replica.name)
+        worker = replica.link.worker or replica.name
+        return StageBound(replica.stage, worker, replica.crowded)
 
     def _measured(self, hosted: _Hosted, turn: TurnMeasured) -> None:
         identity = hosted.session.identity
@@ -500,6 +503,10 @@ class GatewayHost:
         for session, hosted in list(self._hosted.items()):
             if hosted.wires.bound_to(replica):
                 self._stage_lost(session, replica.stage)
+
+    def _on_crowded(self, replica: Replica) -> None:
+        for session in list(replica.sessions):
+            self.handle(session, StageCrowded(replica.stage, replica.crowded))
 
     def _on_change(self) -> None:
         self._changed.set()

@@ -27,6 +27,7 @@ from sessions.actions import (
     Released,
     Reported,
     StageBound,
+    StageCrowded,
     StageLost,
     StageProduced,
     StageUnavailable,
@@ -132,6 +133,8 @@ class Session:
                 self._stage_bound(event)
             case StageUnavailable():
                 self._stage_unavailable(event)
+            case StageCrowded():
+                self._bindings[event.stage].link_crowded(event.crowded)
             case StageLost():
                 self._stage_lost(event.stage)
             case Reported():
@@ -212,7 +215,7 @@ class Session:
     def _stage_bound(self, event: StageBound) -> None:
         binding = self._bindings[event.stage]
         if binding.state is BindingState.BINDING and self.state in (State.OPENING, State.ACTIVE):
-            binding.bound(event.worker)
+            binding.bound(event.worker, event.crowded)
 
     def _stage_unavailable(self, event: StageUnavailable) -> None:
         if self.state is State.OPENING:

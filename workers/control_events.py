@@ -65,6 +65,13 @@ class GatewayDown(msgspec.Struct, frozen=True):
     gateway: str
 
 
+class LinkCrowded(msgspec.Struct, frozen=True):
+    """Much waits for this gateway on its link, or little does again; until said: little."""
+
+    gateway: str
+    crowded: bool
+
+
 class EngineReady(msgspec.Struct, frozen=True):
     """The model is loaded: sessions may be opened."""
 
@@ -151,6 +158,7 @@ Event = (
     CommandReceived
     | GatewayUp
     | GatewayDown
+    | LinkCrowded
     | EngineReady
     | OperationDone
     | InputFailed

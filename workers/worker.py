@@ -64,6 +64,7 @@ from workers.control_events import (
     GatewayUp,
     InputFailed,
     InputTaken,
+    LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
@@ -143,6 +144,7 @@ class Worker:
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
+            on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
         self._transfers = Transfers(
@@ -410,8 +412,11 @@ class Worker:
         room.set()
 
         async def wait_for_room() -> None:
-            await room.wait()
-            await self._transfers.room(*key)
+            # Other turns go between: one that always has room must not take all of it.
+            await asyncio.sleep(0)
+            while not room.is_set() or not self._transfers.has_room(*key):
+                await room.wait()
+                await self._transfers.room(*key)
 
         turn = Turn(action.turn, action.lane, action.parameters, inputs, emit, wait_for_room)
         task = self._tasks.create_task(
