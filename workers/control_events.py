@@ -42,6 +42,22 @@ class ControlLimits:
     remembered_fences: int = 4096
     retention: RetentionLimits = field(default_factory=RetentionLimits)
 
+    @classmethod
+    def serving(cls, sessions: int, *, owner_gone_ms: float) -> ControlLimits:
+        """Bounds under which `sessions` work at once.
+
+        There is room for a quarter more, and 16, because a gateway gives up waiting for a
+        session to be freed before its worker does, and for four turns a session: those that
+        were cancelled and those out of band run beside the one that is heard.
+        """
+        places = sessions + sessions // 4 + 16
+        return cls(
+            sessions=places,
+            turns=4 * places,
+            remembered_fences=max(4096, 4 * places),
+            owner_gone_ms=owner_gone_ms,
+        )
+
 
 # Events
 

@@ -113,7 +113,9 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._link_settings = link
-        self._control = Control(limits or ControlLimits(owner_gone_ms=spec.grace_s * 1000.0))
+        self._control = Control(
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
+        )
         self._sessions: dict[str, EngineSession] = {}
         self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
