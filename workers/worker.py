@@ -414,8 +414,7 @@ class Worker:
         room.set()
 
         async def wait_for_room() -> None:
-            # Other turns go between: one that always has room must not take all of it.
-            await asyncio.sleep(0)
+            # Of the many that wake together the first may have taken all the room again.
             while not room.is_set() or not self._transfers.has_room(*key):
                 await room.wait()
                 await self._transfers.room(*key)
