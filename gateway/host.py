@@ -46,6 +46,7 @@ from sessions.actions import (
     CloseRequested,
     Event,
     OpenRequested,
+    StageCrowded,
     ToClient,
     TurnMeasured,
 )
@@ -105,6 +106,7 @@ class GatewayHost:
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_change=self._on_change,
+            on_crowded=self._on_crowded,
             attach=self._transfers.attach,
         )
         for name, stage, endpoint in workers:
@@ -423,6 +425,10 @@ class GatewayHost:
     def _on_lost(self, replica: Replica) -> None:
         self._hosted.lost(replica, self._now_ms())
         self._arm()
+
+    def _on_crowded(self, replica: Replica) -> None:
+        for session in list(replica.sessions):
+            self.handle(session, StageCrowded(replica.stage, replica.crowded))
 
     def _on_change(self) -> None:
         self._changed.set()

@@ -262,7 +262,8 @@ class HostedSessions:
     @staticmethod
     def _bound(hosted: Hosted, replica: Replica) -> StageBound:
         hosted.wires.bind(replica.stage, replica)
-        return StageBound(replica.stage, replica.link.worker or replica.name)
+        worker = replica.link.worker or replica.name
+        return StageBound(replica.stage, worker, replica.crowded)
 
     def _released(self, hosted: Hosted, reason: CloseReason) -> None:
         hosted.wires.release()

@@ -32,6 +32,10 @@ class CommandLink(Protocol):
         """The incarnation that is linked now."""
 
     @property
+    def crowded(self) -> bool:
+        """Whether so much waits for the worker that no more should be made for it."""
+
+    @property
     def unacknowledged(self) -> int:
         """Messages that wait for the worker or for its acknowledgement."""
 
@@ -68,6 +72,11 @@ class Replica:
     def ready(self) -> bool:
         """Whether a session can be opened on it: it is loaded, and its arena is attached."""
         return self.link.ready and not self.attaching
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits for it that its sessions' clients are to wait."""
+        return self.link.crowded
 
     def unacknowledged(self) -> int:
         """Messages to the worker that it has not acknowledged."""

@@ -20,7 +20,8 @@ class Pools:
 
     `on_report(replica, report)` gets everything but status; `on_ready(stage)` is
     called when a replica can take sessions, `on_lost(replica)` when one is gone with all
-    that it held; `on_change` after either.
+    that it held; `on_change` after either. `on_crowded(replica)` is called in a loop turn of
+    its own when the link to a replica has become crowded, or has room again.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Pools:
         on_ready: Callable[[str], None],
         on_lost: Callable[[Replica], None],
         on_change: Callable[[], None],
+        on_crowded: Callable[[Replica], None],
         attach: Callable[[str], Awaitable[str | None]],
     ) -> None:
         self._incarnation = incarnation
@@ -42,6 +44,7 @@ class Pools:
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_change = on_change
+        self._on_crowded = on_crowded
         self._attach = attach
         self._links: list[WorkerLink] = []
         self._attaching: dict[str, asyncio.Task[None]] = {}
@@ -75,8 +78,17 @@ class Pools:
             else:
                 self._on_report(replica, report)
 
+        def on_crowded(_crowded: bool) -> None:
+            # It comes from within the sending of a command, whose session is being handled.
+            asyncio.get_running_loop().call_soon(self._on_crowded, replica)
+
         link = WorkerLink(
-            endpoint, self._incarnation, on_report=on_report, on_up=on_up, on_down=on_down
+            endpoint,
+            self._incarnation,
+            on_report=on_report,
+            on_up=on_up,
+            on_down=on_down,
+            on_crowded=on_crowded,
         )
         replica = Replica(name, stage, link)
         self._links.append(link)

@@ -83,15 +83,17 @@ class Binding:
         self._configuring: deque[str] = deque()
         self._waiting: deque[Run | Feed] = deque()
         self._backlog = Backlog()
+        self._crowded = False
 
     def bind(self) -> None:
         """Ask for a replica."""
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
-    def bound(self, worker: str) -> None:
-        """A replica was chosen: open the session's state there."""
+    def bound(self, worker: str, crowded: bool = False) -> None:
+        """A replica was chosen: open the session's state there. `crowded` is its link."""
         self.worker = worker
+        self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
         self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
@@ -106,6 +108,7 @@ class Binding:
         self._awaited = None
         self._configuring.clear()
         self._backlog.clear()
+        self._crowded = False
         # The next worker counts stream input from 1 again.
         self._waiting = deque(_after_no_input(command) for command in self._waiting)
         self.state = BindingState.UNBOUND
@@ -154,8 +157,12 @@ class Binding:
 
     @property
     def full(self) -> bool:
-        """Whether the worker has so much of this session to work off that more should wait."""
-        return self._backlog.full
+        """Whether so much waits for the worker, of this session or of all, that more should."""
+        return self._backlog.full or self._crowded
+
+    def link_crowded(self, crowded: bool) -> None:
+        """The link to the worker is crowded, or has room again."""
+        self._crowded = crowded and self.worker is not None
 
     @property
     def reachable(self) -> bool:
@@ -340,6 +347,7 @@ class Binding:
             tuple(self._configuring),
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
+            self._crowded,
         )
 
 

@@ -37,6 +37,7 @@ from sessions.actions import (
     Released,
     Reported,
     StageBound,
+    StageCrowded,
     StageLost,
     StageProduced,
     StageUnavailable,
@@ -201,6 +202,8 @@ class Session:
                 self._stage_bound(event)
             case StageUnavailable():
                 self._stage_unavailable(event)
+            case StageCrowded():
+                self._bindings[event.stage].link_crowded(event.crowded)
             case StageLost():
                 self._stage_lost(event.stage)
             case Reported():
@@ -348,7 +351,7 @@ class Session:
     def _stage_bound(self, event: StageBound) -> None:
         binding = self._bindings[event.stage]
         if binding.state is BindingState.BINDING and self.state is not State.CLOSING:
-            binding.bound(event.worker)
+            binding.bound(event.worker, event.crowded)
 
     def _stage_unavailable(self, event: StageUnavailable) -> None:
         if self.state is State.OPENING:

@@ -43,6 +43,22 @@ class ControlLimits:
     remembered_fences: int = 4096
     retention: RetentionLimits = field(default_factory=RetentionLimits)
 
+    @classmethod
+    def serving(cls, sessions: int, *, owner_gone_ms: float) -> ControlLimits:
+        """Bounds under which `sessions` work at once.
+
+        There is room for a quarter more, and 16, because a gateway gives up waiting for a
+        session to be freed before its worker does, and for four turns a session: those that
+        were cancelled and those out of band run beside the one that is heard.
+        """
+        places = sessions + sessions // 4 + 16
+        return cls(
+            sessions=places,
+            turns=4 * places,
+            remembered_fences=max(4096, 4 * places),
+            owner_gone_ms=owner_gone_ms,
+        )
+
 
 # Events
 
@@ -64,6 +80,13 @@ class GatewayDown(msgspec.Struct, frozen=True):
     """The link to this gateway is lost; nothing reaches it."""
 
     gateway: str
+
+
+class LinkCrowded(msgspec.Struct, frozen=True):
+    """Much waits for this gateway on its link, or little does again; until said: little."""
+
+    gateway: str
+    crowded: bool
 
 
 class EngineReady(msgspec.Struct, frozen=True):
@@ -164,6 +187,7 @@ Event = (
     CommandReceived
     | GatewayUp
     | GatewayDown
+    | LinkCrowded
     | EngineReady
     | OperationDone
     | InputFailed

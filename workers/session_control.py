@@ -143,6 +143,7 @@ class SessionControl:
     report: Callable[[str, Report], None]
     send_output: Callable[[SendOutput], None]
     state: SessionState = SessionState.OPENING
+    crowded: bool = False
     unsaid: bool = False
     gap_since_ms: float | None = None
     _busy: str | None = None
@@ -280,6 +281,10 @@ class SessionControl:
         state = self._turns.get(event.turn)
         if state is None or state.cancel_by_ms is not None:
             return
+        if self._retention.overfull:
+            reason = "the engine made more than is kept for a session: it did not wait for room"
+            self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
+            return
         if state.first_output_ms is None:
             state.first_output_ms = now_ms
         state.outputs += 1
@@ -290,6 +295,12 @@ class SessionControl:
     def acknowledge(self, command: Acknowledge) -> None:
         """The consumer has taken output: it goes, and paced turns may go on."""
         self._release(self._retention.acknowledge(command.turn, command.through))
+
+    def link_crowded(self, crowded: bool) -> None:
+        """The link to the session's owner is crowded, or has room: its turns wait, or go on."""
+        if crowded is not self.crowded:
+            self.crowded = crowded
+            self._pace()
 
     def replay(self, command: Replay) -> None:
         """Send again what is kept after the cursor, and say what is gone."""
@@ -388,13 +399,14 @@ class SessionControl:
             tuple((item.barrier, item.command) for item in self._mailbox),
             self._input.freeze(),
             tuple(
-                (turn, state.lane, state.outputs, state.cancel_by_ms is not None)
+                (turn, state.lane, state.outputs, state.cancel_by_ms is not None, state.paced)
                 for turn, state in sorted(self._turns.items())
             ),
             tuple(sorted(self._floors.items())),
             tuple(self._answers.items()),
             self._retention.freeze(),
             self._steps.freeze(),
+            self.crowded,
         )
 
     # Inside
@@ -516,6 +528,7 @@ class SessionControl:
                     run.step,
                 )
             )
+            self._pace()
 
     def _answer_again(self, run: Run, now_ms: float) -> None:
         """Answer a step that is not the next: as it was answered, or with the reason."""
@@ -588,8 +601,8 @@ class SessionControl:
         self.act(VoidTurn(self.session, turn))
 
     def _pace(self) -> None:
-        """Let the session's turns make more, or wait, as retention has room."""
-        wait = self._retention.full
+        """Let the session's turns make more, or wait, as retention and the link have room."""
+        wait = self._retention.full or self.crowded
         for turn, state in self._turns.items():
             if state.paced is not wait:
                 state.paced = wait

@@ -211,6 +211,11 @@ class Transfers:
         self._close(stream)
         return False
 
+    def has_room(self, session: str, turn: int) -> bool:
+        """Whether none of the turn's output waits."""
+        stream = self._streams.get((session, turn))
+        return stream is None or stream.room.is_set()
+
     async def room(self, session: str, turn: int) -> None:
         """Wait until the turn's output does not wait."""
         stream = self._streams.get((session, turn))

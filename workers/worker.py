@@ -65,6 +65,7 @@ from workers.control_events import (
     GatewayUp,
     InputFailed,
     InputTaken,
+    LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
@@ -115,7 +116,9 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._link_settings = link
-        self._control = Control(limits or ControlLimits(owner_gone_ms=spec.grace_s * 1000.0))
+        self._control = Control(
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
+        )
         self._sessions: dict[str, EngineSession] = {}
         self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
@@ -146,6 +149,7 @@ class Worker:
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
+            on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
         self._transfers = Transfers(
@@ -417,8 +421,10 @@ class Worker:
         room.set()
 
         async def wait_for_room() -> None:
-            await room.wait()
-            await self._transfers.room(*key)
+            # Of the many that wake together the first may have taken all the room again.
+            while not room.is_set() or not self._transfers.has_room(*key):
+                await room.wait()
+                await self._transfers.room(*key)
 
         turn = Turn(
             action.turn,

@@ -29,11 +29,14 @@ class SyntheticLink:
         on_report: Callable[[Report], None],
         on_up: Callable[[str, WorkerInfo], None],
         on_down: Callable[[str], None],
+        on_crowded: Callable[[bool], None],
     ) -> None:
         self.endpoint = endpoint
         self.ready = False
         self.worker: str | None = None
+        self.crowded = False
         self._on_report, self._on_up, self._on_down = on_report, on_up, on_down
+        self._on_crowded = on_crowded
 
     def come(self) -> None:
         self.ready, self.worker = True, "worker.1"
@@ -42,6 +45,10 @@ class SyntheticLink:
     def go(self) -> None:
         self.ready, self.worker = False, None
         self._on_down("synthetic end")
+
+    def crowd(self, crowded: bool) -> None:
+        self.crowded = crowded
+        self._on_crowded(crowded)
 
     def beat(self, waiting: int, progress: int) -> None:
         self._on_report(WorkerStatus("think", 1, waiting, progress))
@@ -58,6 +65,7 @@ class Told:
     ready: list[str] = field(default_factory=list)
     lost: list[Replica] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    crowded: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
 
 
 async def no_arena(endpoint: str) -> str | None:
@@ -78,6 +86,7 @@ def one_worker(
         on_ready=told.ready.append,
         on_lost=told.lost.append,
         on_change=told.changed.set,
+        on_crowded=lambda replica: told.crowded.put_nowait(replica.crowded),
         attach=attach,
     )
     link: Any = pools.add("think-0", "think", "ipc:///nowhere/think").link
@@ -161,3 +170,15 @@ async def test_a_wedged_worker_that_gets_on_again_is_ready_for_who_waits(
     link.beat(1, progress=2)
     assert told.ready == ["think"]
     assert placement.pick("think", told.now_ms) is placement.all()[0]
+
+
+async def test_a_crowded_link_is_told_of_after_the_send_that_filled_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, link, told = one_worker(monkeypatch)
+    link.crowd(True)
+    assert told.crowded.empty()
+    async with asyncio.timeout(WAIT_S):
+        assert await told.crowded.get()
+        link.crowd(False)
+        assert not await told.crowded.get()

@@ -12,6 +12,7 @@ from protocol.link import GatewayEnd, GatewayState, NotLinked, WorkerEnd
 from protocol.link_events import (
     Action,
     Connected,
+    Crowded,
     Deliver,
     Disconnected,
     Down,
@@ -156,6 +157,56 @@ def test_a_full_queue_refuses_and_keeps_what_it_had() -> None:
         network.gateway.send(b"one too many")
     network.settle()
     assert list(next(iter(network.worker_sides.values())).received.values()) == [3]
+
+
+def test_a_queue_that_payloads_have_filled_takes_control() -> None:
+    limits = StreamLimits(queue_messages=4, payload_messages=2)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    for _ in range(2):
+        end.send(b"payload", payload=True)
+    with pytest.raises(CapacityExceeded):
+        end.send(b"payload", payload=True)
+    for _ in range(2):
+        end.send(b"control")
+    with pytest.raises(CapacityExceeded):
+        end.send(b"control")
+
+
+def test_bytes_of_payloads_leave_room_for_control() -> None:
+    limits = StreamLimits(queue_bytes=100, payload_bytes=50)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    end.send(bytes(50), payload=True)
+    with pytest.raises(CapacityExceeded):
+        end.send(bytes(1), payload=True)
+    end.send(bytes(50))
+
+
+@pytest.mark.parametrize("mark", [{"high_messages": 3}, {"high_bytes": 30}])
+def test_a_crowded_queue_says_so_once_and_again_when_it_has_emptied(mark: dict[str, int]) -> None:
+    limits = StreamLimits(low_messages=1, low_bytes=10, frame_messages=1, **mark)
+    end, address = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    crowdings = [end.send(bytes(10), payload=True) for _ in range(4)]
+    assert crowdings == [[], [], [Crowded("w.1", True)], []]
+    assert end.crowded
+    through = 0
+    told = []
+    while end.unacknowledged:
+        told.append([a for a in end.handle(Flush(), 0) if isinstance(a, Crowded)])
+        through += 1
+        mark_ = Marks(Mark(through, 0), Mark(0, 0))
+        frame = encode_frame(Acknowledge(address, mark_))
+        told.append([a for a in end.handle(Received(frame), 0) if isinstance(a, Crowded)])
+    assert [actions for actions in told if actions] == [[Crowded("w.1", False)]]
+    assert not end.crowded
+
+
+def test_a_lost_link_is_not_crowded() -> None:
+    limits = StreamLimits(high_messages=1)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    end.send(b"x", payload=True)
+    assert end.crowded
+    end.handle(Disconnected(), 0)
+    assert not end.crowded
 
 
 def test_bytes_beyond_the_peers_credit_wait() -> None:
