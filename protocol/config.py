@@ -114,15 +114,17 @@ class EdgeConfig(_Section):
 
 
 class Modality(StrEnum):
-    """What a client can ask a duplex session for."""
+    """What a client can get from a session; a duplex one has text and audio."""
 
     TEXT = "text"
     AUDIO = "audio"
+    FRAMES = "frames"
+    ACTIONS = "actions"
 
     @property
     def payload(self) -> PayloadType:
         """The payload type that an output stage of this modality makes."""
-        return PayloadType.TEXT if self is Modality.TEXT else PayloadType.AUDIO
+        return PayloadType(self.value)
 
 
 class LimitsConfig(_Section):
@@ -158,10 +160,12 @@ class PipelineConfig(_Section):
     `voices` maps a voice of the speaking stage to other names that clients may use
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
-    cross it: by default text and what is delivered whole `inline`, the rest by `shm`.
+    cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
+    clients of other kinds than duplex send is `inline`. `state` names the stage that keeps
+    the state of a world or robot, where it is not the first one.
     """
 
-    kind: Literal["duplex"]
+    kind: Literal["duplex", "world", "robot", "one-shot"]
     required: bool = False
     aliases: tuple[Name, ...] = ()
     edges: tuple[EdgeConfig, ...] = ()
@@ -170,12 +174,15 @@ class PipelineConfig(_Section):
     defaults: DefaultsConfig = DefaultsConfig()
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
+    state: Name | None = None
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
         """How payloads cross each edge, those from and to the client included, by its name."""
+        # Audio streams in; the inputs of a step or of a request come with its command.
+        taken = PayloadType.AUDIO if self.kind == "duplex" else PayloadType.TEXT
         chosen = {
-            edge_name(CLIENT, self.entry): default_connector(PayloadType.AUDIO),
+            edge_name(CLIENT, self.entry): default_connector(taken),
             edge_name(self.entry, CLIENT): default_connector(PayloadType.TEXT),
         }
         for modality, stage in self.outputs.items():
@@ -308,12 +315,37 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
                 reason = f"{alias} already names {names[alias]}"
                 yield (*location, "aliases", index), reason
             names.setdefault(alias, f"pipeline {name}")
+        yield from _kind_contradictions(location, pipeline)
         yield from _voice_contradictions(location, pipeline)
         yield from graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:
         if stage not in used:
             yield ("stages", stage), "no pipeline uses this stage"
+
+
+def _kind_contradictions(
+    location: Location, pipeline: PipelineConfig
+) -> Iterator[tuple[Location, str]]:
+    """Options that mean nothing for the pipeline's kind, and outputs that it must have."""
+    if pipeline.state is not None:
+        if pipeline.kind not in ("world", "robot"):
+            yield (*location, "state"), f"a {pipeline.kind} pipeline has no state of steps"
+        elif pipeline.state not in pipeline.stages:
+            yield (*location, "state"), f"{pipeline.state} is no stage of this pipeline"
+    if pipeline.kind == "duplex":
+        if set(pipeline.outputs) != {Modality.TEXT, Modality.AUDIO}:
+            yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"
+        return
+    given = pipeline.model_fields_set
+    for option in ("voices", "defaults"):
+        if option in given:
+            yield (*location, option), f"only a duplex pipeline has {option}"
+    if "lead_ms" in pipeline.limits.model_fields_set:
+        yield (*location, "limits", "lead_ms"), "only a duplex pipeline has a lead"
+    if edge_name(CLIENT, pipeline.entry) in pipeline.connectors:
+        reason = "what clients of this kind send comes with its command, inline"
+        yield (*location, "connectors", edge_name(CLIENT, pipeline.entry)), reason
 
 
 def _voice_contradictions(

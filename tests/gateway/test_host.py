@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -23,7 +23,6 @@ from sessions.backlog import COMMANDS
 from sessions.client import Refused, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
-    ClientOutput,
     CreateItem,
     InputTranscribed,
     Item,
@@ -51,10 +50,10 @@ Kind = TypeVar("Kind")
 class Client:
     """What a session put out, and a way to wait for it."""
 
-    outputs: list[ClientOutput] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_output(self, sequence: int, output: ClientOutput) -> None:
+    def on_output(self, sequence: int, output: Any) -> None:
         self.outputs.append(output)
         self.changed.set()
 
@@ -89,9 +88,9 @@ async def hosting(pipeline: Pipeline, engines: Mapping[str, Engine]) -> AsyncIte
                 workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
                 tasks.create_task(workers[-1].serve(lambda: None))
             host = GatewayHost(
-                {"voice": pipeline},
-                {"voice": "voice"},
-                frozenset({"voice"}),
+                {pipeline.name: pipeline},
+                {pipeline.name: pipeline.name},
+                frozenset({pipeline.name}),
                 [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
                 GatewayMetrics(),
             )
@@ -238,7 +237,7 @@ async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Untold(Client):
-        def on_output(self, sequence: int, output: ClientOutput) -> None:
+        def on_output(self, sequence: int, output: Any) -> None:
             if not isinstance(output, SessionCreated):
                 raise RuntimeError("synthetic fault")
             super().on_output(sequence, output)

@@ -210,7 +210,7 @@ def test_a_worker_takes_all_sessions_that_its_pipelines_allow(directory: Path) -
     config = yaml.safe_load(path.read_text())
     config["pipelines"]["voice"]["limits"] = {"sessions": 600}
     config["pipelines"]["text"] = {
-        "kind": "duplex",
+        "kind": "one-shot",
         "outputs": {"text": "think"},
         "limits": {"sessions": 100},
     }

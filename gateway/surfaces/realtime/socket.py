@@ -120,12 +120,24 @@ class RealtimeSocket:
         self, tenant: str, scope: Scope, receive: Receive, send: Send
     ) -> tuple[_Connection, Attachment]:
         secret = _new_id("secret") if wants_resume(scope) else None
-        pipeline = self._host.resolve(_asked_model(scope))
+        pipeline = self._pipeline(_asked_model(scope))
         connection = self._connection(pipeline, secret, receive, send)
         attachment = await self._host.open(
             pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
         )
         return connection, attachment
+
+    def _pipeline(self, model: str | None) -> str:
+        """The conversation that a client's `model` names; None: the first one."""
+        conversations = [
+            name for name, pipeline in self._host.pipelines.items() if pipeline.kind is Kind.DUPLEX
+        ]
+        if model is None and conversations:
+            return conversations[0]
+        pipeline = self._host.resolve(model)
+        if pipeline not in conversations:
+            raise NotFound(f"{pipeline} is no conversation", field="model", code="model_not_found")
+        return pipeline
 
     async def _come_back(
         self, tenant: str, back: Return, receive: Receive, send: Send
