@@ -32,7 +32,6 @@ from gateway.wires import SessionWires
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    InvalidRequest,
     NotFound,
     SessionStateLost,
 )
@@ -175,7 +174,6 @@ class GatewayHost:
         await self._make_room(spec)
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
-        self._admission.take(spec)
         now_ms = self._now_ms()
         identity = Identity(
             session=new_id("sess"),
@@ -199,13 +197,11 @@ class GatewayHost:
         wires = SessionWires(fence, spec, self._transfers)
         hosted = Hosted(session, wires, self._loop.create_future(), now_ms)
         if settings_patch:
-            try:
-                session.prepare(settings_patch)
-            except InvalidRequest:
-                self._admission.give_back(spec)
-                raise
+            session.prepare(settings_patch)
         if on_output is not None:
             hosted.listeners[name] = on_output
+        # Taken last: from here on the session itself gives its place back, however it ends.
+        self._admission.take(spec)
         self._hosted[identity.session] = hosted
         attachment = self._attachment(hosted, name)
         self.handle(identity.session, OpenRequested())
@@ -256,15 +252,15 @@ class GatewayHost:
         """Have a verb carried out without an attachment. Raises AntiphonError."""
         hosted = self._find(session, tenant)
         await hosted.room.wait()
-        answer = hosted.answers.get(command)
-        if answer is None:
-            answer = hosted.answers[command] = self._loop.create_future()
+        self._find(session, tenant)  # It may have ended meanwhile, and answers nobody then.
+        answer: asyncio.Future[Answered] = self._loop.create_future()
+        waiting = hosted.answers.get(command)
+        if waiting is not None:
+            waiting.append(answer)
+        else:
+            hosted.answers[command] = [answer]
             self.handle(session, ClientSaid(verb, None, command))
-        try:
-            return await asyncio.shield(answer)
-        finally:
-            if hosted.answers.get(command) is answer:
-                del hosted.answers[command]
+        return await answer
 
     def _attachment(self, hosted: Hosted, name: str) -> HostedAttachment:
         def forget(attachment: str) -> None:

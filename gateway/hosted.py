@@ -46,7 +46,9 @@ class Hosted:
     """Set once nothing of the session is held."""
     listeners: dict[str, OnOutput] = field(default_factory=dict)
     arrivals: dict[str, asyncio.Future[Attached]] = field(default_factory=dict)
-    answers: dict[str, asyncio.Future[Answered]] = field(default_factory=dict)
+    answers: dict[str, list[asyncio.Future[Answered]]] = field(default_factory=dict)
+    """Who waits for the answer to each command that is being carried out; a command stays here
+    until it is answered, also when nobody waits for that any more."""
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -63,9 +65,9 @@ class Hosted:
             return
         self.told = action.sequence
         if isinstance(output, Answered):
-            waiting = self.answers.pop(output.command, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(output)
+            for answer in self.answers.pop(output.command, []):
+                if not answer.done():
+                    answer.set_result(output)
         for attachment in list(self.listeners):
             self._call(attachment, action.sequence, output)
 
@@ -80,10 +82,14 @@ class Hosted:
         """Nothing more comes: whoever waits for something is told so."""
         self.room.set()
         self.released.set()
-        waiting: list[asyncio.Future[Any]] = [*self.arrivals.values(), *self.answers.values()]
+        waiting: list[asyncio.Future[Any]] = [*self.arrivals.values()]
+        for answers in self.answers.values():
+            waiting += answers
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+        self.arrivals.clear()
+        self.answers.clear()
         self.listeners.clear()
 
     def _tell_one(self, attachment: str, sequence: int, output: Any) -> None:
