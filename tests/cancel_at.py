@@ -47,23 +47,35 @@ class Cut:
         assert not self.made, "the cancellation was swallowed"
         return task.result()
 
-    async def _watched(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await _Watched(coroutine, self._suspended)
+    def watch(
+        self, coroutine: Coroutine[Any, Any, T], cancel: Callable[[], object] | None = None
+    ) -> Awaitable[T]:
+        """The coroutine, to be awaited by a task; `cancel` is how that task is cancelled."""
+        return _Watched(coroutine, lambda number, future: self._suspended(number, future, cancel))
 
-    def _suspended(self, number: int, waited_for: asyncio.Future[Any] | None) -> None:
+    async def _watched(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await self.watch(coroutine)
+
+    def _suspended(
+        self,
+        number: int,
+        waited_for: asyncio.Future[Any] | None,
+        cancel: Callable[[], object] | None,
+    ) -> None:
         if number != self._at:
             return
         task = asyncio.current_task()
         assert task is not None
+        cancel = cancel or task.cancel
         if self._moment is Moment.WAITING or waited_for is None:
-            self._cancel(task)
+            self._cancel(cancel)
         else:
             # Called before the task itself is woken: it has the answer, and is cancelled.
-            waited_for.add_done_callback(lambda _: self._cancel(task))
+            waited_for.add_done_callback(lambda _: self._cancel(cancel))
 
-    def _cancel(self, task: asyncio.Task[Any]) -> None:
+    def _cancel(self, cancel: Callable[[], object]) -> None:
         self.made = True
-        task.cancel()
+        cancel()
 
 
 class _Watched(Awaitable[T]):
