@@ -196,7 +196,7 @@ async def test_f19_nobody_queues_behind_a_request_that_has_no_replica() -> None:
         stuck.send(TEXT)
         with pytest.raises(AntiphonError) as refusal:
             await it.host.open(pipeline="other", tenant="local")
-        assert refusal.value.kind is ErrorKind.CAPACITY
+        assert refusal.value.code == "engine_unavailable"
         attachment = await it.host.open(
             pipeline="voice", tenant="local", on_output=client.on_output
         )
