@@ -31,7 +31,7 @@ class Cut:
         self.made = False
         """Whether there was such a suspension."""
         self._at = at
-        self._moment = moment
+        self.moment = moment
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
         """The result; None when the coroutine was cancelled.
@@ -67,7 +67,7 @@ class Cut:
         task = asyncio.current_task()
         assert task is not None
         cancel = cancel or task.cancel
-        if self._moment is Moment.WAITING or waited_for is None:
+        if self.moment is Moment.WAITING or waited_for is None:
             self._cancel(cancel)
         else:
             # Called before the task itself is woken: it has the answer, and is cancelled.

@@ -13,9 +13,12 @@ from typing import Any
 import pydantic
 import pytest
 
+from protocol import shm_connector
+from protocol.arena import attaching
 from protocol.edges import ConnectorKind, OutputEdge, gateway_arena, worker_arena
 from protocol.messages import (
     Acknowledge,
+    Attach,
     Close,
     Feed,
     Open,
@@ -110,21 +113,23 @@ class Bench:
         flow = self.arena.open("s", turn, edge, 1 << 16)
         inputs = [self.arena.put(PIECE, flow) for _ in range(3)]
         self.gateway.send(Run(fence, turn, "default", {}, list(inputs[:2]), last=False))
-        fed = False
-        while True:
-            report = await self.gateway.wanted(lambda report: _of_turn(report, turn))
-            if not fed:
-                fed = True
-                self.gateway.send(Feed(fence, turn, inputs[2], last=True))
-            if isinstance(report, TurnEnded):
-                break
-            assert isinstance(report, Output)
-            if report.payload.size_bytes:
-                self.arena.discard(report.payload)
-            self.gateway.send(Acknowledge(fence, turn, report.sequence))
+        status = await self.taken(turn, Feed(fence, turn, inputs[2], last=True))
         await self.arena.drained(flow)
         self.arena.close_flow(flow)
-        return report.status
+        return status
+
+    async def taken(self, turn: int, feed: Feed | None = None) -> TurnStatus:
+        """Take the output of a turn to its end; `feed` goes to it once some has come."""
+        while True:
+            report = await self.gateway.wanted(lambda report: _of_turn(report, turn))
+            if feed is not None:
+                self.gateway.send(feed)
+                feed = None
+            if isinstance(report, TurnEnded):
+                return report.status
+            assert isinstance(report, Output)
+            self.arena.discard(report.payload)
+            self.gateway.send(Acknowledge(self.gateway.fence(), turn, report.sequence))
 
     def held(self) -> dict[str, int]:
         """All that is held of turns on either side, where nothing may be."""
@@ -203,6 +208,47 @@ async def test_a_turn(way: str) -> None:
         it.gateway.send(Close(it.gateway.fence(), "close-1", "client"))
         await it.gateway.answer("close-1")
         assert it.engine.sessions == 0
+
+
+async def test_a_turn_that_waits_for_an_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    attach = attaching.attach
+    gate = asyncio.Event()
+
+    async def held(path: str, *arguments: Any, **options: Any) -> Any:
+        """The producer has its consumer already, which is about to learn of that."""
+        attachment = await attach(path, *arguments, **options)
+        await gate.wait()
+        return attachment
+
+    async with asyncio.timeout(WAIT_S), bench() as it:
+        fence = it.gateway.fence()
+        directory = os.path.dirname(it.arena.path)
+        monkeypatch.setattr(shm_connector, "attach", held)
+
+        async def attempt(cut: Cut) -> None:
+            it.turns += 1
+            gate.clear()
+            late = ShmConnector(f"{directory}/late-{it.turns}.arena", f"late-{it.turns}")
+            it.gateway.send(Attach(fence, late.path))
+            await late.consumer(it.worker.incarnation)
+            flow = late.open("s", it.turns, {"late->cut": it.worker.incarnation}, 1 << 16)
+            it.engine.cut = cut
+            piece = late.put(PIECE, flow)
+            it.gateway.send(Run(fence, it.turns, "default", {}, [piece]))
+            assert (await it.gateway.signal("started")).error is None
+            gate.set()
+            await it.taken(it.turns)
+            it.engine.cut = None
+            if cut.made and cut.moment is Moment.WAITING:
+                # It could not be given back by who had not attached: its producer takes it back.
+                late.void("s", it.turns)
+            await late.drained(flow)
+            late.close()
+            await comes_to({}, it.held)
+
+        points = await at_every_suspension(attempt)
+    print(f"turn, waiting for an arena: cancelled at {points} points")
+    assert points >= 2
 
 
 async def test_the_worker_itself() -> None:
