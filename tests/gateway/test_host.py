@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from gateway.clients import HostedAttachment
-from gateway.host import GatewayHost
-from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
@@ -23,99 +14,15 @@ from sessions.backlog import COMMANDS
 from sessions.client import Refused, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
-    CreateItem,
+    ClientOutput,
     InputTranscribed,
-    Item,
-    ItemStatus,
-    Part,
-    PartKind,
     PatchSettings,
-    Role,
 )
-from sessions.pipeline import Pipeline
 from sessions.session import Session
-from tests.sessions.harness import PCM_MS, voice_pipeline
-from tests.synthetic_engine import SyntheticEngine, SyntheticOptions
-from workers.engine import Engine
-from workers.spec import WorkerSpec
-from workers.worker import Worker
+from tests.gateway.serving import WAIT_S, Client, opened, serving, spoken_item
+from tests.sessions.harness import PCM_MS
 
-WAIT_S = 30
 MANUAL = PatchSettings({"audio": {"input": {"turn_detection": None, "transcription": {}}}})
-
-Kind = TypeVar("Kind")
-
-
-@dataclass
-class Client:
-    """What a session put out, and a way to wait for it."""
-
-    outputs: list[Any] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def on_output(self, sequence: int, output: Any) -> None:
-        self.outputs.append(output)
-        self.changed.set()
-
-    async def until(self, kind: type[Kind]) -> Kind:
-        """The first output of a type, once it has come."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for output in self.outputs:
-                    if isinstance(output, kind):
-                        return output
-                self.changed.clear()
-                await self.changed.wait()
-
-
-@asynccontextmanager
-async def serving(**limits: int) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
-    """A host, and a worker with a `SyntheticEngine` for each stage, all in this process."""
-    pipeline = voice_pipeline(**limits)
-    engines = {stage: SyntheticEngine.create(SyntheticOptions()) for stage in pipeline.stages}
-    async with hosting(pipeline, engines) as host:
-        yield host, engines
-
-
-@asynccontextmanager
-async def hosting(pipeline: Pipeline, engines: Mapping[str, Engine]) -> AsyncIterator[GatewayHost]:
-    """A host, and a worker with each of `engines`, all in this process."""
-    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
-        async with asyncio.TaskGroup() as tasks:
-            workers = []
-            for stage, engine in engines.items():
-                endpoint = f"ipc://{Path(directory) / stage}"
-                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
-                tasks.create_task(workers[-1].serve(lambda: None))
-            host = GatewayHost(
-                {pipeline.name: pipeline},
-                {pipeline.name: pipeline.name},
-                frozenset({pipeline.name}),
-                [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
-                GatewayMetrics(),
-            )
-            try:
-                async with asyncio.timeout(WAIT_S):
-                    await host.ready()
-                yield host
-                host.drain()
-                async with asyncio.timeout(WAIT_S):
-                    await host.drained()
-            finally:
-                host.close()
-                for worker in workers:
-                    worker.stop()
-
-
-async def opened(host: GatewayHost, client: Client) -> HostedAttachment:
-    return await host.open(
-        pipeline="voice", tenant="local", settings_patch=None, on_output=client.on_output
-    )
-
-
-def spoken_item(item_id: str) -> CreateItem:
-    part = Part(PartKind.INPUT_AUDIO, audio=b"words")
-    return CreateItem(Item(item_id, Role.USER, ItemStatus.COMPLETED, [part]))
 
 
 async def test_a_flood_of_small_appends_waits_for_the_worker(
@@ -237,7 +144,7 @@ async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Untold(Client):
-        def on_output(self, sequence: int, output: Any) -> None:
+        def on_output(self, sequence: int, output: ClientOutput) -> None:
             if not isinstance(output, SessionCreated):
                 raise RuntimeError("synthetic fault")
             super().on_output(sequence, output)
