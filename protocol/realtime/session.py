@@ -40,7 +40,7 @@ class TranscriptionPatch(msgspec.Struct, forbid_unknown_fields=True, omit_defaul
 
 
 class TurnDetectionPatch(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Turn detection; times in ms."""
+    """Turn detection; times in ms. `minimum_speech_ms` and `interrupt_on` are additions."""
 
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
     threshold: float | UnsetType = UNSET
@@ -48,6 +48,8 @@ class TurnDetectionPatch(msgspec.Struct, forbid_unknown_fields=True, omit_defaul
     silence_duration_ms: int | UnsetType = UNSET
     create_response: bool | UnsetType = UNSET
     interrupt_response: bool | UnsetType = UNSET
+    minimum_speech_ms: int | UnsetType | None = UNSET
+    interrupt_on: Literal["speech", "words"] | UnsetType = UNSET
     idle_timeout_ms: int | UnsetType | None = UNSET
     eagerness: Literal["low", "medium", "high", "auto"] | UnsetType | None = UNSET
 

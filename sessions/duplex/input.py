@@ -93,6 +93,7 @@ class Input:
                 "threshold": detection.threshold,
                 "prefix_padding_ms": detection.prefix_padding_ms,
                 "silence_duration_ms": detection.silence_duration_ms,
+                "minimum_speech_ms": detection.minimum_speech_ms,
             },
             "language": audio.transcription.language if audio.transcription else None,
         }
@@ -146,6 +147,7 @@ class Input:
         """Turn detection was changed: what was being said is in the buffer, not a turn."""
         if self._context.settings.audio.input.turn_detection is None:
             self._speaking = None
+            self._no_words()
 
     def check_room(self) -> None:
         """Raise CapacityExceeded when no further transcript can be begun now."""
@@ -166,7 +168,9 @@ class Input:
                 self._speaking = context.new_id("item")
                 self._speech_start_ms = int(event.arguments["audio_start_ms"])
                 context.emit(SpeechStarted(self._speaking, self._speech_start_ms))
-                if detection.interrupt_response:
+                if detection.interrupt_response and detection.interrupt_on == "words":
+                    self._replies.hold()
+                elif detection.interrupt_response:
                     self._replies.interrupt_current("turn_detected")
             case "speech_stopped" if detection is not None and self._speaking is not None:
                 context.progress()
@@ -261,6 +265,7 @@ class Input:
         context = self._context
         context.bindings[context.roles.hear].signal("clear", {})
         self._cut(self.clock_ms)
+        self._no_words()
 
     def _cut(self, end_ms: int) -> None:
         """Audio up to `end_ms` belongs to no later commit."""
@@ -303,8 +308,12 @@ class Input:
                 context.emit(
                     InputTranscribed(hearing.item_id, hearing.content_index, text, audio_s)
                 )
-        if hearing.answer and text:
-            self._replies.answer(user_speaks=self.speaking)
+        if text:
+            self._replies.words_came()
+            if hearing.answer:
+                self._replies.answer(user_speaks=self.speaking)
+        else:
+            self._no_words()
 
     def _not_heard(self, hearing: _Hearing, error: ErrorInfo) -> None:
         """There will be no transcript, and no answer to what was not understood."""
@@ -313,6 +322,12 @@ class Input:
                 InputTranscriptionFailed(hearing.item_id, hearing.content_index, error)
             )
         self._replies.unheard(error, answer=hearing.answer)
+        self._no_words()
+
+    def _no_words(self) -> None:
+        """What was taken for speech had no words: a reply that waits for them goes on."""
+        if not self.speaking and not self._hearings:
+            self._replies.let_go()
 
     def _part(self, hearing: _Hearing) -> Part | None:
         """The part that the transcript is for, unless its item was deleted meanwhile."""

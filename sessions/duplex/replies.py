@@ -51,6 +51,8 @@ class Replies:
         self._playbacks: dict[str, Playback] = {}
         self._answer_wanted = False
         self._user_turn_ended_ms = 0.0
+        self._held = False
+        """Whether the default lane's reply waits to hear if the user has said words."""
         self.spoken = False
         """Whether any audio was ever sent: from then on the voice is frozen."""
 
@@ -135,6 +137,19 @@ class Replies:
         if current is not None:
             self._interrupt(current, reason)
 
+    def hold(self) -> None:
+        """Send nothing more of the default lane's reply until it is known what was said."""
+        self._held = self.current() is not None
+
+    def let_go(self) -> None:
+        """Nothing was said: the reply goes on."""
+        self._held = False
+
+    def words_came(self) -> None:
+        """Something was said: a reply that waited for that ends."""
+        if self._held:
+            self.interrupt_current("turn_detected")
+
     def end_all(self, error: ErrorInfo | None) -> None:
         """The session ends: every response gets its last word."""
         self._answer_wanted = False
@@ -181,7 +196,7 @@ class Replies:
 
     def deadline(self) -> float | None:
         """When more audio may be sent."""
-        deadlines = [generation.deadline() for generation in self._generations.values()]
+        deadlines = [g.deadline() for g in self._generations.values() if not self._waits(g)]
         return min((at for at in deadlines if at is not None), default=None)
 
     # Progress
@@ -225,7 +240,8 @@ class Replies:
         context = self._context
         for generation in list(self._generations.values()):
             sent_ms = generation.playback.sent_ms
-            taken = generation.pump(context.now_ms, blocked)
+            waits = blocked or self._waits(generation)
+            taken = generation.pump(context.now_ms, waits)
             if generation.first_audio_at_ms is not None:
                 self.spoken = True
             if generation.item is not None and generation.spoken:
@@ -234,13 +250,16 @@ class Replies:
             if taken.clauses and generation.turn is not None:
                 for _ in taken.clauses:
                     context.orchestrator.take(generation.turn, context.now_ms)
-                self._acknowledge(generation, generation.pump(context.now_ms, blocked))
+                self._acknowledge(generation, generation.pump(context.now_ms, waits))
             if generation.playback.sent_ms != sent_ms:
                 context.progress()
-            if generation.complete and not blocked and not generation.done:
+            if generation.complete and not waits and not generation.done:
                 self._complete(generation)
         while len(self._playbacks) > PLAYBACKS_KEPT:
             self._playbacks.pop(next(iter(self._playbacks)))
+
+    def _waits(self, generation: Generation) -> bool:
+        return self._held and generation.lane == DEFAULT_LANE
 
     def _acknowledge(self, generation: Generation, taken: Taken) -> None:
         """Tell the stages what of their output was sent, and need not be kept."""
@@ -365,6 +384,8 @@ class Replies:
         error: ErrorInfo | None,
     ) -> None:
         context = self._context
+        if generation.lane == DEFAULT_LANE:
+            self._held = False
         del self._generations[generation.response.id]
         del self._requests[generation.response.id]
         self._acknowledge(generation, generation.unsent())
@@ -381,6 +402,7 @@ class Replies:
             tuple((g.response.id, g.turn, g.lane, g.freeze()) for g in self._generations.values()),
             tuple(self._playbacks),
             self._answer_wanted,
+            self._held,
             self.spoken,
         )
 

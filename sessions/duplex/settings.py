@@ -23,7 +23,12 @@ MAX_TRACING_BYTES = 4 * 1024
 
 
 class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Turn detection by voice activity and silence. Times in ms."""
+    """Turn detection by voice activity and silence. Times in ms.
+
+    Voice of less than `minimum_speech_ms` is none (None: as the stage is configured). With
+    `interrupt_on` "speech" a reply ends when the user begins to speak; with "words" it
+    waits, ends once words are understood, and goes on if there were none.
+    """
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
@@ -31,6 +36,8 @@ class ServerVad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silence_duration_ms: Annotated[int, msgspec.Meta(ge=64, le=10_000)] = 500
     create_response: bool = True
     interrupt_response: bool = True
+    minimum_speech_ms: Annotated[int, msgspec.Meta(ge=0, le=5_000)] | None = None
+    interrupt_on: Literal["speech", "words"] = "speech"
 
 
 class Transcription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -25,14 +25,11 @@ number, which are shown beside the machine of those.
 | F26 | every response ends in its last word | here |
 | F27 | nothing of an old answer is told later | here, SHOWN |
 | F28 | a patch merges deeply, and is refused as a whole by its path | here, SHOWN |
-| F29 | what interrupts is a policy of the session | SHOWN, in part |
+| F29 | what interrupts is a policy of the session | SHOWN |
 | F30 | cancelling ends the generation only | here, SHOWN |
 | F31 | an event sees all earlier ones applied | SHOWN |
 | F32 | a duration is the samples sent | here |
 | F33 | the user's audio is kept in a ring | here, SHOWN |
-
-Of F29 minimum speech and confidence are the stage's, `interrupt_response` is the session's;
-a reply that was interrupted by what turned out to be no speech is not taken up again.
 """
 
 from __future__ import annotations
@@ -94,6 +91,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/workers/speech_in/test_voice_activity.py::test_a_click_is_no_speech",
         "tests/workers/speech_in/test_voice_activity.py"
         "::test_a_doubtful_frame_neither_counts_nor_interrupts_the_beginning",
+        "tests/workers/speech_in/test_session.py::test_a_session_chooses_its_minimum_of_speech",
+        "tests/sessions/test_voice_turn.py::test_a_noise_does_not_end_a_reply_that_waits_for_words",
     ),
     "F30": (
         "tests/sessions/test_voice_turn.py::test_truncate_cuts_the_transcript_to_what_was_played",

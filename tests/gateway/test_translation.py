@@ -315,6 +315,22 @@ def test_transcription_holds_only_what_the_client_set() -> None:
     assert event["session"]["audio"]["input"]["transcription"] == {"model": "whisper-1"}
 
 
+def test_additions_to_turn_detection_are_told_to_who_has_set_them() -> None:
+    asked = {"type": "server_vad", "minimum_speech_ms": 200, "interrupt_on": "words"}
+    session = {"type": "realtime", "audio": {"input": {"turn_detection": asked}}}
+    verb = read(type="session.update", session=session)
+    assert isinstance(verb, duplex.PatchSettings)
+    settings = patched(DuplexSettings(), verb.patch, voices={"": ""}, spoken=False)
+    event = one(client.SettingsUpdated("sess_1", "voice", settings, 1))
+    assert event["session"]["audio"]["input"]["turn_detection"] == asked | {
+        "threshold": 0.5,
+        "prefix_padding_ms": 300,
+        "silence_duration_ms": 500,
+        "create_response": True,
+        "interrupt_response": True,
+    }
+
+
 VOICE_TURN = [
     "input_audio_buffer.speech_started",
     "input_audio_buffer.speech_stopped",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from protocol.messages import Acknowledge, Feed, RaiseFloor, Run, Update
+import pytest
+
+from protocol.messages import Acknowledge, Feed, RaiseFloor, Run, TurnStatus, Update
 from protocol.payloads import read_conversation
 from sessions.client import Refused
 from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
     CancelResponse,
+    ClearInput,
     CreateResponse,
     InputTranscribed,
     ItemAdded,
@@ -387,3 +390,87 @@ def test_a_transcript_is_acknowledged_when_it_is_in_its_item() -> None:
     turn = harness.speak()
     harness.text("listen", turn, "Hello.")
     assert acknowledged(harness, "listen", turn) == [1]
+
+
+# Interruption once there are words
+
+
+def careful() -> Harness:
+    """A session whose reply ends by words, not by every noise."""
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": {"interrupt_on": "words"}}}}))
+    return harness
+
+
+def speaking_reply(harness: Harness) -> int:
+    """A reply of which one clause was sent, and another is still to come."""
+    turn = harness.reply_turn()
+    harness.text("think", turn, "One thing. Another thing. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 100)
+    harness.clear()
+    return turn
+
+
+def test_a_noise_does_not_end_a_reply_that_waits_for_words() -> None:
+    harness = careful()
+    turn = speaking_reply(harness)
+    hearing = harness.speak(1_000, 1_300)
+    harness.audio(turn, 1, 100)
+    harness.done("speak", turn)
+    assert not harness.all(AudioDelta)
+    assert not harness.all(ResponseDone)
+    deadline = harness.session.deadline()
+    assert deadline is not None
+    assert deadline > harness.now_ms
+    harness.done("listen", hearing)
+    assert sum(len(delta.pcm) for delta in harness.all(AudioDelta)) == 100 * 48
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+    assert not harness.all(ResponseCreated)
+
+
+def test_words_end_a_reply_that_waits_for_them_and_are_answered() -> None:
+    harness = careful()
+    turn = speaking_reply(harness)
+    hearing = harness.speak(1_000, 1_800)
+    harness.audio(turn, 1, 100)
+    harness.text("listen", hearing, "Stop.")
+    harness.done("listen", hearing)
+    assert not harness.all(AudioDelta)
+    response = harness.one(ResponseDone).response
+    assert (response.status, response.reason) == (ResponseStatus.CANCELLED, "turn_detected")
+    assert harness.one(ResponseCreated)
+
+
+@pytest.mark.parametrize("end", ["listen lost", "cleared", "switched off", "transcript failed"])
+def test_a_reply_goes_on_when_nobody_will_say_what_was_said(end: str) -> None:
+    harness = careful()
+    turn = speaking_reply(harness)
+    harness.notice("speech_started", audio_start_ms=1_000)
+    harness.audio(turn, 1, 100)
+    assert not harness.all(AudioDelta)
+    match end:
+        case "listen lost":
+            harness.lose("listen", back=True)
+        case "cleared":
+            harness.say(ClearInput())
+        case "switched off":
+            harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+        case "transcript failed":
+            harness.notice("speech_stopped", audio_start_ms=1_000, audio_end_ms=1_300)
+            harness.done("listen", harness.last_run("listen").turn, TurnStatus.FAILED)
+    assert harness.all(AudioDelta)
+
+
+def test_a_reply_that_waits_for_words_can_be_cancelled_and_the_next_is_free() -> None:
+    harness = careful()
+    speaking_reply(harness)
+    harness.notice("speech_started", audio_start_ms=1_000)
+    harness.say(CancelResponse())
+    harness.clear()
+    harness.say(CreateResponse())
+    turn = harness.last_run("think").turn
+    harness.text("think", turn, "Next. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 50)
+    assert harness.all(AudioDelta)

@@ -22,13 +22,20 @@ from sessions.duplex.settings import INPUT_RATE_HZ, DuplexSettings
 
 SETTINGS_FIELDS = frozenset(field.name for field in msgspec.structs.fields(DuplexSettings))
 
+_ADDITIONS = {"minimum_speech_ms": None, "interrupt_on": "speech"}
+"""Of turn detection, with their defaults."""
+
 _TOOLS = "no engine of this pipeline calls tools"
 
 
 def describe(
     session: str, model: str, settings: DuplexSettings, expires_at_s: int
 ) -> dict[str, Any]:
-    """The session object that a server sends: all effective settings, nothing else."""
+    """The session object that a server sends: all effective settings, nothing else.
+
+    Additions to the protocol are in it once a client has set them: some clients refuse
+    what they do not know.
+    """
     described: dict[str, Any] = {
         "type": "realtime",
         "object": "realtime.session",
@@ -38,6 +45,11 @@ def describe(
         "truncation": "auto",
     }
     described.update(msgspec.to_builtins(settings))
+    detection = described["audio"]["input"]["turn_detection"]
+    if detection is not None:
+        for name, default in _ADDITIONS.items():
+            if detection[name] == default:
+                del detection[name]
     return described
 
 

@@ -73,6 +73,16 @@ async def test_speech_shorter_than_the_minimum_starts_no_turn() -> None:
     await engine.shutdown()
 
 
+async def test_a_session_chooses_its_minimum_of_speech(engine: SpeechInEngine) -> None:
+    audio = np.concatenate([flight(), silence(1000)])
+    strict = Listener(engine, {"turn_detection": {**VAD, "minimum_speech_ms": 5_000}})
+    await strict.feed(audio)
+    assert strict.events == []
+    usual = Listener(engine, {"turn_detection": {**VAD, "minimum_speech_ms": None}})
+    await usual.feed(audio)
+    assert usual.named("speech_started")
+
+
 async def test_one_big_append_is_heard_like_a_stream(engine: SpeechInEngine) -> None:
     audio = np.concatenate([silence(500), flight(), silence(1500)])
     streamed, at_once = Listener(engine), Listener(engine)

@@ -187,11 +187,11 @@ class SpeechInSession(EngineSession):
             self._activity = None
             self._drop_speculation()
             return
+        minimum_ms = wanted.minimum_speech_ms
+        if minimum_ms is None:
+            minimum_ms = self._parts.minimum_speech_ms
         detection = TurnDetection(
-            wanted.threshold,
-            wanted.prefix_padding_ms,
-            wanted.silence_duration_ms,
-            self._parts.minimum_speech_ms,
+            wanted.threshold, wanted.prefix_padding_ms, wanted.silence_duration_ms, minimum_ms
         )
         if self._activity is None:
             self._stream.reset()

@@ -10,11 +10,12 @@ from protocol.errors import InvalidRequest
 
 
 class TurnDetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Turns by voice activity; times in ms."""
+    """Turns by voice activity; times in ms. None: as the stage is configured."""
 
     threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
     prefix_padding_ms: Annotated[int, msgspec.Meta(ge=0, le=5_000)] = 300
     silence_duration_ms: Annotated[int, msgspec.Meta(ge=64, le=10_000)] = 500
+    minimum_speech_ms: Annotated[int, msgspec.Meta(ge=0, le=5_000)] | None = None
 
 
 class SpeechInSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
