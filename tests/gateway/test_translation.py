@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.surfaces.realtime import Translation
-from gateway.surfaces.realtime.translation import farewell
+from gateway.surfaces.farewell import farewell
 from protocol.errors import ErrorInfo, ErrorKind
 from protocol.realtime import MalformedEvent
 from sessions import client
