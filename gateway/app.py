@@ -21,6 +21,7 @@ from gateway.console_files import CONSOLE_FOLDER, ConsoleFiles
 from gateway.health import readiness
 from gateway.hosting import SessionHost
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.surfaces.native import NativeSessions, NativeStream
 from gateway.surfaces.realtime import RealtimeSocket
 from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.config import GatewayConfig
@@ -44,6 +45,8 @@ def build_app(
     return Starlette(
         routes=[
             WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
+            *NativeSessions(host, access, metrics).routes(),
+            WebSocketRoute("/v1/sessions/{session}/stream", NativeStream(host, access, metrics)),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.healthz, methods=["GET"]),
             Route("/readyz", endpoints.readyz, methods=["GET"]),
@@ -148,7 +151,10 @@ async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Sen
 
 async def _antiphon_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AntiphonError)
-    return JSONResponse(error_body(error.info()), status_code=http_status(error))
+    headers = {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    return JSONResponse(error_body(error.info()), status_code=http_status(error), headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from gateway.hosted import Hosted, HostedAttachment, raised
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
+    SessionDescription,
     SessionSummary,
     WorkerSummary,
 )
@@ -306,6 +307,14 @@ class GatewayHost:
         hosted = self._find(session, tenant)
         return session_summary(
             hosted.session, hosted.wires.turns, hosted.opened_at_ms, self._now_ms()
+        )
+
+    def describe(self, session: str, tenant: str) -> SessionDescription:
+        """One session of this tenant, with its settings and limits. Raises NotFound."""
+        summary = self.summary(session, tenant)
+        known = self._find(session, tenant).session
+        return SessionDescription(
+            summary, known.settings, known.limits, known.identity.expires_at_s
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
+    SessionDescription,
     SessionSummary,
     StageHealth,
     WorkerSummary,
@@ -17,7 +18,7 @@ from protocol.errors import AntiphonError, NotFound
 from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
 from sessions.duplex.events import ClientOutput, ClientVerb
 from sessions.duplex.settings import DuplexSettings
-from sessions.pipeline import Pipeline
+from sessions.pipeline import Limits, Pipeline
 
 EXPIRES_AT_S = 1_900_000_000
 
@@ -27,13 +28,15 @@ Script = Callable[["ScriptedAttachment", ClientVerb], None]
 class ScriptedAttachment:
     """Records what a surface does, and puts out what a test says."""
 
-    def __init__(self, session: str, on_output: OnOutput, script: Script) -> None:
+    def __init__(self, session: str, on_output: OnOutput | None, script: Script) -> None:
         self._session = session
         self._on_output = on_output
         self._script = script
         self._sequence = 0
         self.tenant = ""
         self.pipeline = ""
+        self.role = Role.CONTROLLER
+        self.detached = False
         self.verbs: list[ClientVerb] = []
         self.blocked: list[bool] = []
         self.acknowledged = 0
@@ -49,7 +52,8 @@ class ScriptedAttachment:
 
     def put_out(self, output: ClientOutput) -> None:
         self._sequence += 1
-        self._on_output(self._sequence, output)
+        if self._on_output is not None:
+            self._on_output(self._sequence, output)
 
     def send(self, verb: Verb, command: str | None = None) -> None:
         said = cast(ClientVerb, verb)
@@ -66,7 +70,8 @@ class ScriptedAttachment:
         self.blocked.append(blocked)
 
     def detach(self) -> None:
-        self.close("client")
+        self.detached = True
+        self.gone.set()
 
     def close(self, reason: str) -> None:
         if self.closed is None:
@@ -111,7 +116,6 @@ class ScriptedHost:
         secret: str | None = None,
         on_output: OnOutput | None = None,
     ) -> ScriptedAttachment:
-        assert on_output is not None
         if self.open_error is not None:
             raise self.open_error
         session = f"sess_{len(self.attachments)}"
@@ -145,16 +149,28 @@ class ScriptedHost:
         cursor: int | None,
         on_output: OnOutput,
     ) -> tuple[ScriptedAttachment, Attached]:
-        raise self._no(session)
+        opened = self.summary(session, tenant)
+        attachment = ScriptedAttachment(session, on_output, self.script)
+        attachment.tenant, attachment.pipeline, attachment.role = tenant, opened.pipeline, role
+        attached = Attached(
+            session, "voice", DuplexSettings(), EXPIRES_AT_S, Limits(), 0, None, role, None, "s2"
+        )
+        self.attachments.append(attachment)
+        on_output(0, attached)
+        return attachment, attached
 
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
         raise self._no(session)
 
     def summary(self, session: str, tenant: str | None) -> SessionSummary:
         for entry in self.sessions():
-            if entry.id == session:
+            if entry.id == session and tenant in (None, entry.tenant):
                 return entry
         raise self._no(session)
+
+    def describe(self, session: str, tenant: str) -> SessionDescription:
+        summary = self.summary(session, tenant)
+        return SessionDescription(summary, DuplexSettings(), Limits(), EXPIRES_AT_S)
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
         for entry in self.attachments:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from gateway.host import GatewayHost
 from gateway.hosted import HostedAttachment
-from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
@@ -34,12 +29,9 @@ from sessions.duplex.events import (
     Role,
 )
 from sessions.session import Session
-from tests.sessions.harness import PCM_MS, voice_pipeline
-from tests.synthetic_engine import SyntheticEngine, SyntheticOptions
-from workers.spec import WorkerSpec
-from workers.worker import Worker
+from tests.gateway.real_host import WAIT_S, serving
+from tests.sessions.harness import PCM_MS
 
-WAIT_S = 30
 MANUAL = PatchSettings({"audio": {"input": {"turn_detection": None, "transcription": {}}}})
 
 Kind = TypeVar("Kind")
@@ -65,38 +57,6 @@ class Client:
                         return output
                 self.changed.clear()
                 await self.changed.wait()
-
-
-@asynccontextmanager
-async def serving(**limits: int) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
-    """A host and a worker for each stage, all in this process."""
-    pipeline = voice_pipeline(**limits)
-    engines = {stage: SyntheticEngine.create(SyntheticOptions()) for stage in pipeline.stages}
-    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
-        async with asyncio.TaskGroup() as tasks:
-            workers = []
-            for stage, engine in engines.items():
-                endpoint = f"ipc://{Path(directory) / stage}"
-                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
-                tasks.create_task(workers[-1].serve(lambda: None))
-            host = GatewayHost(
-                {"voice": pipeline},
-                {"voice": "voice"},
-                frozenset({"voice"}),
-                [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
-                GatewayMetrics(),
-            )
-            try:
-                async with asyncio.timeout(WAIT_S):
-                    await host.ready()
-                yield host, engines
-                host.drain()
-                async with asyncio.timeout(WAIT_S):
-                    await host.drained()
-            finally:
-                host.close()
-                for worker in workers:
-                    worker.stop()
 
 
 async def opened(host: GatewayHost, client: Client) -> HostedAttachment:

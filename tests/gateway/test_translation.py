@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.surfaces.realtime import Translation
 from gateway.surfaces.farewell import farewell
+from gateway.surfaces.realtime import Translation
 from protocol.errors import ErrorInfo, ErrorKind
 from protocol.realtime import MalformedEvent
 from sessions import client

@@ -1,0 +1,333 @@
+"""Native streams over the real host: coming, going, coming back, and who may do what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from protocol.config import GatewayConfig
+from tests.gateway.native_client import Stream, opened, requests, stream
+from tests.gateway.real_host import SENTENCES, WAIT_S, RealGateway, real_gateway, spoken_as
+
+RESPOND = {"type": "respond"}
+ALL_AUDIO = b"".join(map(spoken_as, SENTENCES))
+WIRES = ["antiphon.json", "antiphon.msgpack"]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[RealGateway]:
+    async with real_gateway() as served:
+        yield served
+
+
+@pytest.fixture
+async def http(gateway: RealGateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with requests(gateway.http) as client:
+        yield client
+
+
+async def controller(session: dict[str, Any], client: Stream, **attach: Any) -> dict[str, Any]:
+    await client.say("attach", role="controller", **({"secret": session["secret"]} | attach))
+    return await client.until("attached")
+
+
+def numbers(client: Stream) -> list[int]:
+    return [frame["sequence"] for frame in client.frames if frame["type"] != "attached"]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_reply_comes_whole_in_either_encoding(
+    gateway: RealGateway, http: httpx.AsyncClient, wire: str
+) -> None:
+    session = await opened(http)
+    assert session["state"] == "detached"
+    async with stream(gateway.stream(session["id"]), wire) as client:
+        attached = await controller(session, client)
+        assert attached["session"] == session["id"]
+        assert attached["settings"] == session["settings"]
+        assert attached["limits"] == session["limits"]
+        assert attached["role"] == "controller"
+        assert attached["lost"] is None
+        assert attached["secret"] != session["secret"]
+        assert attached["snapshot"]["items"] == []
+        await client.say("signal", id="r1", signal=RESPOND)
+        done = await client.until("response_done")
+        assert done["response"]["status"] == "completed"
+        assert client.pcm == ALL_AUDIO
+        answers = [frame for frame in client.frames if frame["type"] == "answer"]
+        assert [(answer["id"], answer["error"]) for answer in answers] == [("r1", None)]
+        assert numbers(client) == list(range(2, 2 + len(client.frames) - 1))
+
+
+async def test_a_reply_goes_on_while_the_socket_is_gone_and_nothing_is_missing(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    gateway.think.may_go_on.clear()
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"])) as first:
+        attached = await controller(session, first)
+        await first.say("signal", signal=RESPOND)
+        await first.until("audio_delta")
+        # Cut off, not closed: no close frame says goodbye.
+        first.socket.transport.abort()
+    gateway.think.may_go_on.set()
+    async with stream(gateway.stream(session["id"])) as second:
+        again = await controller(session, second, secret=attached["secret"], cursor=first.cursor)
+        assert again["lost"] is None
+        await second.until("response_done")
+    assert first.pcm + second.pcm == ALL_AUDIO
+    assert numbers(first) + numbers(second) == list(
+        range(2, 2 + len(first.frames) + len(second.frames) - 2)
+    )
+
+
+async def test_secrets_rotate_and_an_old_one_is_refused(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as first:
+        one = await controller(session, first)
+    # The answer with the new secret may have been lost: the one before is good once more.
+    async with stream(url) as second:
+        two = await controller(session, second)
+        assert two["secret"] not in (session["secret"], one["secret"])
+        await second.say("have", cursor=second.cursor)
+        await second.say("signal", signal={"type": "clear"})
+        await second.until("input_cleared")
+    for old, code in ((session["secret"], "secret_reused"), ("guess", "resume_refused")):
+        async with stream(url, role="controller", secret=old) as refused:
+            error = (await refused.next())["error"]
+            assert (error["code"], error["field"]) == (code, "secret")
+            assert await refused.closed() == (1008, code)
+    async with stream(url) as third:
+        await controller(session, third, secret=two["secret"])
+    text = gateway.metrics.render().decode()
+    assert 'antiphon_attaches_total{pipeline="voice",result="secret_reused"} 1.0' in text
+
+
+async def test_who_comes_back_replaces_who_was_there(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as first, stream(url) as second:
+        attached = await controller(session, first)
+        await controller(session, second, secret=attached["secret"])
+        assert (await first.until("let_go"))["reason"] == "replaced"
+        assert await first.closed() == (4001, "replaced")
+        await second.say("signal", signal={"type": "clear"})
+        await second.until("input_cleared")
+
+
+async def test_a_takeover_needs_the_key_alone(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url, role="controller") as asked:
+        assert (await asked.next())["error"]["code"] == "secret_required"
+        assert await asked.closed() == (1008, "secret_required")
+    async with stream(url) as first, stream(url, role="controller", takeover=True) as second:
+        attached = await second.until("attached")
+        assert attached["secret"]
+        await first.say("attach", role="controller", secret=session["secret"])
+        assert (await first.next())["error"]["code"] == "secret_reused"
+
+
+async def test_an_observer_sees_all_and_may_do_nothing(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with (
+        stream(url) as client,
+        stream(url, "antiphon.msgpack", role="observer") as observer,
+    ):
+        await controller(session, client)
+        assert (await observer.until("attached"))["secret"] is None
+        for frame in (
+            {"kind": "signal", "signal": {"type": "clear"}, "ref": "mine"},
+            {"kind": "close"},
+        ):
+            await observer.say(**frame)
+            refused = await observer.until("refused")
+            assert refused["error"]["code"] == "not_controller"
+            assert refused["ref"] == frame.get("ref")
+        await observer.say("signal", signal={"type": "clear"}, id="c1")
+        assert (await observer.until("answer"))["error"]["code"] == "not_controller"
+        await client.say("signal", signal=RESPOND)
+        await client.until("response_done")
+        await observer.until("response_done")
+        assert observer.pcm == client.pcm == ALL_AUDIO
+
+
+async def test_f5_a_repeated_command_is_answered_again_and_not_carried_out_again(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    item = {"role": "user", "id": "mine", "parts": [{"kind": "input_text", "text": "Hello."}]}
+    said = {"id": "c1", "input": {"type": "item", "item": item}}
+    async with stream(url) as first:
+        attached = await controller(session, first)
+        await first.say("update", **said)
+        answer = await first.until("answer")
+        assert (answer["id"], answer["error"]) == ("c1", None)
+    async with stream(url) as second:
+        await controller(session, second, secret=attached["secret"])
+        await second.say("update", **said)
+        assert (await second.until("answer"))["error"] is None
+        repeated = await http.post(f"/v1/sessions/{session['id']}/update", json=said)
+        assert (repeated.status_code, repeated.json()) == (200, {"id": "c1", "result": {}})
+        # Under another id it is another command, and there is such an item.
+        await second.say("update", **(said | {"id": "c2"}))
+        error = (await second.until("answer", id="c2"))["error"]
+        assert error["code"] == "item_create_duplicate_item_id"
+        assert error["field"] == "input.item.id"
+        assert second.kinds.count("item_added") == 0
+
+
+async def test_f6_a_resumed_session_has_every_setting_it_had(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    settings = {"audio": {"output": {"speed": 1.25}, "input": {"turn_detection": None}}}
+    session = await opened(http, settings=settings, limits={"grace_s": 20})
+    async with stream(gateway.stream(session["id"])) as first:
+        attached = await controller(session, first)
+        await first.say(
+            "update", input={"type": "settings", "settings": {"instructions": "Be kind."}}
+        )
+        updated = await first.until("settings_updated")
+    async with stream(gateway.stream(session["id"])) as second:
+        again = await controller(session, second, secret=attached["secret"])
+    assert again["settings"] == updated["settings"]
+    assert again["settings"]["audio"]["output"]["speed"] == 1.25
+    assert again["settings"]["audio"]["input"]["turn_detection"] is None
+    assert again["limits"] == session["limits"]
+    assert again["limits"]["grace_s"] == 20
+
+
+async def test_f9_a_gap_is_stated_and_the_session_goes_on() -> None:
+    async with real_gateway(replay_bytes=12_000) as gateway, requests(gateway.http) as http:
+        session = await opened(http)
+        url = gateway.stream(session["id"])
+        async with stream(url) as first:
+            attached = await controller(session, first)
+            await first.say("signal", signal=RESPOND)
+            await first.until("response_done")
+        async with stream(url) as second:
+            again = await controller(
+                session, second, secret=attached["secret"], cursor=first.frames[0]["cursor"]
+            )
+            lost_from, lost_to = again["lost"]
+            assert lost_from == first.frames[1]["sequence"]
+            (item,) = again["snapshot"]["items"]
+            assert item["parts"][0]["text"] == "".join(SENTENCES)
+            await second.say("signal", signal=RESPOND)
+            await second.until("response_created")
+            assert numbers(second)[0] == lost_to + 1
+            await second.until("response_done")
+
+
+async def test_f8_a_session_that_nobody_comes_to_ends_by_itself() -> None:
+    async with real_gateway(grace_ms=50) as gateway, requests(gateway.http) as http:
+        session = await opened(http)
+        async with stream(gateway.stream(session["id"]), role="observer") as observer:
+            ended = await observer.until("session_ended")
+            assert (ended["reason"], ended["error"]["code"]) == ("detached", "session_expired")
+            assert await observer.closed() == (1000, "detached")
+        async with asyncio.timeout(WAIT_S):
+            await gateway.host.drained()
+        assert (await http.get(f"/v1/sessions/{session['id']}")).status_code == 404
+
+
+async def test_hanging_up_leaves_the_session_and_close_ends_it(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as first:
+        attached = await controller(session, first)
+    async with stream(url) as second:
+        await controller(session, second, secret=attached["secret"])
+        await second.say("close")
+        assert (await second.until("session_ended"))["reason"] == "client"
+        assert await second.closed() == (1000, "client")
+
+
+async def test_f27_a_cursor_is_good_for_its_session_alone(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    one, other = await opened(http), await opened(http)
+    async with stream(gateway.stream(one["id"])) as client:
+        await controller(one, client)
+        foreign = client.cursor
+    for cursor in (foreign, f"{foreign}0", "x", foreign.replace(".", ".-")):
+        async with stream(
+            gateway.stream(other["id"]), role="controller", secret=other["secret"], cursor=cursor
+        ) as refused:
+            error = (await refused.next())["error"]
+            assert (error["code"], error["field"]) == ("invalid_value", "cursor")
+            assert await refused.closed() == (1008, "invalid_value")
+    async with stream(gateway.stream(other["id"])) as client:
+        await controller(other, client)
+        await client.say("have", cursor=foreign)
+        assert (await client.until("refused"))["error"]["field"] == "cursor"
+
+
+async def test_f27_nothing_of_a_cancelled_reply_comes_after_a_return(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    gateway.think.may_go_on.clear()
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as first:
+        attached = await controller(session, first)
+        await first.say("signal", signal=RESPOND)
+        old = (await first.until("response_created"))["response"]["id"]
+        await first.until("audio_delta")
+    answer = await http.post(
+        f"/v1/sessions/{session['id']}/signal", json={"signal": {"type": "cancel"}}
+    )
+    assert answer.status_code == 200
+    async with stream(url) as second:
+        await controller(session, second, secret=attached["secret"])
+        gateway.think.may_go_on.set()
+        await second.say("signal", signal=RESPOND)
+        await second.until("response_done")
+        assert old not in str(second.frames[1:])
+        assert second.pcm == ALL_AUDIO
+
+
+async def test_sessions_of_another_tenant_are_not_there() -> None:
+    keys = ("sk-tenant-one-0", "sk-tenant-two-0")
+    async with (
+        real_gateway(GatewayConfig(keys=keys)) as gateway,
+        requests(gateway.http, keys[0]) as mine,
+        requests(gateway.http, keys[1]) as theirs,
+    ):
+        session = await opened(mine)
+        url = f"/v1/sessions/{session['id']}"
+        assert [s["id"] for s in (await mine.get("/v1/sessions")).json()["sessions"]] == [
+            session["id"]
+        ]
+        assert (await theirs.get("/v1/sessions")).json() == {"sessions": []}
+        said = {"signal": {"type": "clear"}}
+        for answer in (
+            await theirs.get(url),
+            await theirs.delete(url),
+            await theirs.post(f"{url}/signal", json=said),
+        ):
+            missing = (await theirs.get("/v1/sessions/sess_none")).json()["error"]
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (404, missing["code"])
+            assert error["message"] == missing["message"].replace("sess_none", session["id"])
+        async with stream(gateway.stream(session["id"]), key=keys[1]) as refused:
+            assert (await refused.next())["error"]["code"] == "session_not_found"
+            assert await refused.closed() == (1008, "session_not_found")
+        assert (await mine.get(url)).json()["state"] == "detached"
