@@ -43,6 +43,7 @@ class ScriptedAttachment:
         self.closed: str | None = None
         self.ended = False
         self.gone = asyncio.Event()
+        self.was_blocked = asyncio.Event()
         self.has_room = asyncio.Event()
         self.has_room.set()
 
@@ -68,6 +69,7 @@ class ScriptedAttachment:
 
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)
+        self.was_blocked.set()
 
     def detach(self) -> None:
         self.detached = True
@@ -100,6 +102,9 @@ class ScriptedHost:
         self.stages = {"listen": StageHealth.READY}
         self.required = True
         self.session_limit = 2
+        self.missed: list[ClientOutput] = []
+        """What a client that attaches is told again."""
+        self.attached = asyncio.Event()
 
     def resolve(self, model: str | None) -> str:
         if model not in (None, "voice", "gpt-realtime"):
@@ -152,11 +157,15 @@ class ScriptedHost:
         opened = self.summary(session, tenant)
         attachment = ScriptedAttachment(session, on_output, self.script)
         attachment.tenant, attachment.pipeline, attachment.role = tenant, opened.pipeline, role
+        last = len(self.missed)
         attached = Attached(
-            session, "voice", DuplexSettings(), EXPIRES_AT_S, Limits(), 0, None, role, None, "s2"
+            session, "voice", DuplexSettings(), EXPIRES_AT_S, Limits(), last, None, role, None, "s2"
         )
         self.attachments.append(attachment)
-        on_output(0, attached)
+        self.attached.set()
+        on_output(last, attached)
+        for output in self.missed:
+            attachment.put_out(output)
         return attachment, attached
 
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:

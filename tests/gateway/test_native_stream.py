@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.egress import LIMIT_BYTES
+from gateway.server import WS_MAX_BYTES
 from protocol.config import GatewayConfig
+from protocol.native import MAX_FRAME_BYTES
+from sessions.client import LetGo
+from sessions.duplex.events import AudioDelta
+from tests.gateway.conftest import Serve
 from tests.gateway.native_client import Stream, opened, requests, stream
 from tests.gateway.real_host import SENTENCES, WAIT_S, RealGateway, real_gateway, spoken_as
 
@@ -195,8 +208,8 @@ async def test_f5_a_repeated_command_is_answered_again_and_not_carried_out_again
 async def test_f6_a_resumed_session_has_every_setting_it_had(
     gateway: RealGateway, http: httpx.AsyncClient
 ) -> None:
-    settings = {"audio": {"output": {"speed": 1.25}, "input": {"turn_detection": None}}}
-    session = await opened(http, settings=settings, limits={"grace_s": 20})
+    asked = {"audio": {"output": {"speed": 1.25}, "input": {"turn_detection": None}}}
+    session = await opened(http, settings=asked, limits={"grace_s": 20})
     async with stream(gateway.stream(session["id"])) as first:
         attached = await controller(session, first)
         await first.say(
@@ -331,3 +344,308 @@ async def test_sessions_of_another_tenant_are_not_there() -> None:
             assert (await refused.next())["error"]["code"] == "session_not_found"
             assert await refused.closed() == (1008, "session_not_found")
         assert (await mine.get(url)).json()["state"] == "detached"
+
+
+# What is no frame, and who does not read
+
+
+async def test_bad_frames_are_refused_by_path_and_the_session_goes_on(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"])) as client:
+        await controller(session, client)
+        await client.socket.send("{")
+        assert (await client.until("refused"))["error"]["code"] == "invalid_json"
+        await client.say("update", id="c1", input={"type": "audio", "pcm": 3})
+        answer = await client.until("answer")
+        assert (answer["id"], answer["error"]["field"]) == ("c1", "input.pcm")
+        await client.say("attach", role="observer")
+        assert (await client.until("refused"))["error"]["field"] == "type"
+        await client.socket.send("x" * (MAX_FRAME_BYTES + 1))
+        assert (await client.until("refused"))["error"]["code"] == "event_too_large"
+        await client.say("signal", signal={"type": "clear"}, ref="mine")
+        await client.until("input_cleared")
+        with contextlib.suppress(ConnectionClosed):
+            await client.socket.send("x" * (WS_MAX_BYTES + 1))
+        assert (await client.closed())[0] == 1009
+    # Whose connection broke down comes back.
+    async with stream(gateway.stream(session["id"])) as again:
+        await controller(session, again, secret=client.frames[0]["secret"])
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-2, 2) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+GOOD: list[dict[str, Any]] = [
+    {"type": "update", "input": {"type": "audio", "pcm": "AAAA"}},
+    {"type": "update", "input": {"type": "settings", "settings": {"instructions": "x"}}},
+    {"type": "update", "input": {"type": "settings", "settings": {"tracing": {"a": 1}}}},
+    {"type": "update", "input": {"type": "item", "item": {"role": "user", "parts": []}}},
+    {"type": "signal", "signal": {"type": "respond", "metadata": {"a": "b"}}},
+    {"type": "signal", "signal": {"type": "truncate", "item_id": "x", "audio_end_ms": 3}},
+    {"type": "have", "cursor": "x"},
+    {"type": "attach", "role": "observer"},
+]
+
+
+@st.composite
+def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
+    """A good frame with one thing in it replaced, added or taken away."""
+    frame: dict[str, Any] = json.loads(json.dumps(draw(st.sampled_from(GOOD))))
+    place = frame
+    while draw(st.booleans()):
+        inner = [value for value in place.values() if isinstance(value, dict)]
+        if not inner:
+            break
+        place = inner[0]
+    name = draw(st.sampled_from([*place, "id", "ref", "more"]))
+    if draw(st.booleans()):
+        place.pop(name, None)
+    else:
+        place[name] = draw(JSON_VALUES)
+    return frame
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    frames=st.lists(nearly_good() | JSON_VALUES | st.binary(max_size=30), min_size=5, max_size=30)
+)
+async def test_no_frame_kills_a_session(
+    gateway: RealGateway, http: httpx.AsyncClient, wire: str, frames: list[Any]
+) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"]), wire) as client:
+        await controller(session, client)
+        for frame in frames:
+            if isinstance(frame, bytes):
+                await client.socket.send(frame)
+            elif wire == "antiphon.msgpack":
+                await client.socket.send(msgspec.msgpack.encode(frame))
+            else:
+                await client.socket.send(json.dumps(frame))
+        await client.say("signal", signal={"type": "clear"}, id="after-all-of-it")
+        await client.until("answer", id="after-all-of-it", error=None)
+        await client.say("close")
+        await client.closed()
+
+
+async def test_what_comes_first_is_attach_and_comes_in_time(
+    gateway: RealGateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    for frame, code, field in (
+        ({"kind": "signal", "signal": {"type": "clear"}}, "attach_required", "type"),
+        ({"kind": "attach"}, "missing_required_parameter", "role"),
+        ({"kind": "attach", "role": "observer", "secret": "x"}, "invalid_value", "secret"),
+        ({"kind": "attach", "role": "observer", "takeover": True}, "invalid_value", "takeover"),
+        (
+            {"kind": "attach", "role": "controller", "secret": "x", "takeover": True},
+            "invalid_value",
+            "takeover",
+        ),
+    ):
+        async with stream(url) as client:
+            await client.say(**frame)
+            error = (await client.until("error"))["error"]
+            assert (error["code"], error["field"]) == (code, field)
+            assert await client.closed() == (1008, code)
+    monkeypatch.setattr("gateway.surfaces.native.stream.ATTACH_S", 0.01)
+    async with stream(url) as late:
+        assert (await late.until("error"))["error"]["code"] == "attach_required"
+        assert await late.closed() == (1008, "attach_required")
+
+
+async def test_who_offers_no_sub_protocol_speaks_json_and_is_refused_with_a_status(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"]), None, role="observer") as client:
+        assert client.socket.subprotocol is None
+        await client.until("attached")
+    with pytest.raises(InvalidStatus) as refused:
+        async with stream(gateway.stream("sess_none"), None):
+            pass
+    assert refused.value.response.status_code == 404
+    assert json.loads(refused.value.response.body)["error"]["code"] == "session_not_found"
+
+
+LONG_ITEM = {
+    "role": "user",
+    "id": "long",
+    "parts": [{"kind": "input_text", "text": "x" * 60_000}],
+}
+ASK_LONG = {"type": "retrieve", "item_id": "long"}
+ENOUGH = 400
+"""So many times the long item is more than the queue and the kernel's buffers take."""
+
+
+async def test_an_observer_that_does_not_read_is_let_go_and_holds_nobody_up(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    with capture_logs() as log:
+        async with stream(url) as client, stream(url, role="observer") as observer:
+            await observer.until("attached")
+            await controller(session, client)
+            await client.say("update", input={"type": "item", "item": LONG_ITEM})
+            observer.socket.transport.pause_reading()
+            for _ in range(ENOUGH):
+                await client.say("signal", signal=ASK_LONG)
+                await client.until("item_retrieved")
+            await client.say("signal", signal=RESPOND)
+            await client.until("response_done")
+            assert client.pcm == ALL_AUDIO
+            observer.socket.transport.resume_reading()
+            # Broken off where the close frame found no room in time.
+            assert (await observer.closed())[0] in (1008, 1006)
+    slow = [line for line in log if line["event"] == "client does not read"]
+    assert [(line["session"], line["observer"]) for line in slow] == [(session["id"], True)]
+
+
+async def test_a_controller_that_does_not_read_is_let_go_and_may_come_back(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as client:
+        attached = await controller(session, client)
+        await client.say("update", input={"type": "item", "item": LONG_ITEM})
+        await client.until("item_done")
+        client.socket.transport.pause_reading()
+        for _ in range(ENOUGH):
+            answer = await http.post(
+                f"/v1/sessions/{session['id']}/signal", json={"signal": ASK_LONG}
+            )
+            assert answer.status_code == 200
+        client.socket.transport.resume_reading()
+        assert (await client.closed())[0] in (1008, 1006)
+    async with stream(url) as again:
+        await controller(session, again, secret=attached["secret"])
+        await again.say("signal", signal=RESPOND)
+        await again.until("response_done")
+        assert again.pcm == ALL_AUDIO
+
+
+LONG_AUDIO = AudioDelta("r", "i", 0, 0, bytes(200_000))
+
+
+async def test_a_session_is_paced_by_a_client_that_has_much_to_catch_up_with(
+    serve: Serve,
+) -> None:
+    gateway = await serve()
+    async with requests(gateway.http) as http:
+        session = await opened(http)
+    gateway.host.missed = [LONG_AUDIO] * 30
+    url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
+    async with stream(url, "antiphon.msgpack") as client:
+        client.socket.transport.pause_reading()
+        await client.say("attach", role="controller", secret=session["secret"])
+        async with asyncio.timeout(WAIT_S):
+            await gateway.host.attached.wait()
+            attachment = gateway.host.attachments[-1]
+            await attachment.was_blocked.wait()
+        assert attachment.blocked == [True]
+        client.socket.transport.resume_reading()
+        for _ in range(30):
+            await client.until("audio_delta")
+        assert attachment.blocked == [True, False]
+    await attachment.gone.wait()
+    assert (attachment.detached, attachment.closed) == (True, None)
+
+
+async def test_who_was_let_go_closes_nothing_any_more(serve: Serve) -> None:
+    gateway = await serve()
+    async with requests(gateway.http) as http:
+        session = await opened(http)
+    url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
+    async with stream(url, "antiphon.msgpack") as client:
+        await controller(session, client)
+        attachment = gateway.host.attachments[-1]
+        client.socket.transport.pause_reading()
+        for _ in range(12):
+            attachment.put_out(LONG_AUDIO)
+        attachment.put_out(LetGo("replaced"))
+        await client.say("signal", signal={"type": "clear"})
+        await client.say("close")
+        client.socket.transport.resume_reading()
+        assert await client.closed() == (4001, "replaced")
+    await attachment.gone.wait()
+    assert (attachment.verbs, attachment.detached, attachment.closed) == ([], True, None)
+
+
+async def test_a_session_is_paced_by_its_client(serve: Serve) -> None:
+    gateway = await serve()
+    async with requests(gateway.http) as http:
+        session = await opened(http)
+    url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
+    async with stream(url, "antiphon.msgpack") as client:
+        await controller(session, client)
+        attachment = gateway.host.attachments[-1]
+        client.socket.transport.pause_reading()
+        for _ in range(12):
+            attachment.put_out(LONG_AUDIO)
+        assert attachment.blocked == [True]
+        client.socket.transport.resume_reading()
+        for _ in range(12):
+            await client.until("audio_delta")
+        assert attachment.blocked == [True, False]
+
+
+async def test_a_resume_tells_more_than_the_queue_takes_otherwise() -> None:
+    async with (
+        real_gateway(replay_bytes=24 * 1024 * 1024) as gateway,
+        requests(gateway.http) as http,
+    ):
+        session = await opened(http)
+        url = gateway.stream(session["id"])
+        async with stream(url) as first:
+            attached = await controller(session, first)
+            await first.say("update", input={"type": "item", "item": LONG_ITEM})
+            for _ in range(120):
+                await first.say("signal", signal=ASK_LONG)
+                await first.until("item_retrieved")
+        assert LIMIT_BYTES < 120 * 60_000
+        async with stream(url) as second:
+            again = await controller(
+                session, second, secret=attached["secret"], cursor=first.frames[0]["cursor"]
+            )
+            assert again["lost"] is None
+            await second.say("signal", id="c1", signal={"type": "clear"})
+            await second.until("answer", id="c1")
+            assert numbers(second)[: len(numbers(first))] == numbers(first)
+
+
+async def test_a_stopping_gateway_tells_its_streams(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"]), role="observer") as client:
+        await client.until("attached")
+        gateway.server.stop()
+        assert (await client.until("session_ended"))["reason"] == "drained"
+        assert await client.closed() == (1001, "drained")
+
+
+async def test_frames_and_errors_are_counted(gateway: RealGateway, http: httpx.AsyncClient) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"])) as client:
+        await controller(session, client)
+        await client.say("signal", id="c1", signal={"type": "cancel"})
+        await client.until("answer", id="c1")
+        await client.say("what")
+        await client.until("refused")
+    text = gateway.metrics.render().decode()
+    assert 'antiphon_frames_total{direction="received",surface="native"} 3.0' in text
+    assert (
+        f'antiphon_frames_total{{direction="sent",surface="native"}} {len(client.frames)}.0' in text
+    )
+    assert 'antiphon_errors_total{code="response_cancel_not_active"} 1.0' in text
+    assert 'antiphon_errors_total{code="invalid_value"} 1.0' in text
