@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Union, get_args
 
 import msgspec
@@ -194,6 +195,13 @@ def test_real_frames_are_what_the_schema_says(example: Any) -> None:
         schema["$defs"]["ServerFrame"]["discriminator"]["mapping"][frame_of(example)["type"]],
     )
     check(frame_of(example), definition, schema)
+
+
+def test_the_page_about_it_names_everything() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "native.md").read_text()
+    named = [*CLIENT_FRAMES, *SERVER_FRAMES, *get_args(Input), *get_args(Signals)]
+    tags = {str(struct.__struct_config__.tag) for struct in named}
+    assert {tag for tag in tags if f"`{tag}`" not in page} == set()
 
 
 def check(value: Any, schema: dict[str, Any], whole: dict[str, Any]) -> None:

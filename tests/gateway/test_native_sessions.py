@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.app import MAX_BODY_BYTES
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, EngineFailed, ErrorInfo, ErrorKind
 from sessions.client import Answered
@@ -262,6 +263,21 @@ async def test_requests_need_a_key_and_the_own_origin(serve: Serve) -> None:
             answer = await let_in.request(method, path, headers={"origin": "http://evil.example"})
             assert error(answer)[:2] == (403, "origin_not_allowed")
         await opened(let_in)
+
+
+async def _each(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def test_a_body_has_a_bound(serve: Serve) -> None:
+    gateway = await serve()
+    async with requests(gateway.http) as http:
+        answer = await http.post("/v1/sessions", content=b" " * (MAX_BODY_BYTES + 1))
+        assert error(answer) == (413, "body_too_large", None)
+        chunks = iter([b" " * 600_000] * 2)
+        answer = await http.post("/v1/sessions", content=_each(chunks))
+        assert error(answer) == (413, "body_too_large", None)
 
 
 async def test_the_documents_are_served(serve: Serve) -> None:
