@@ -123,6 +123,46 @@ async def test_secrets_rotate_and_an_old_one_is_refused(
     assert 'antiphon_attaches_total{pipeline="voice",result="secret_reused"} 1.0' in text
 
 
+async def test_secrets_and_what_is_said_are_in_no_log(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    with capture_logs() as log:
+        session = await opened(http, settings={"instructions": "a private matter"})
+        url = gateway.stream(session["id"])
+        async with stream(url) as client, stream(url) as refused:
+            attached = await controller(session, client)
+            await client.say("signal", signal={"type": "private"}, id="c1")
+            await client.until("answer")
+            await refused.say("attach", role="controller", secret="a guessed secret")
+            await refused.until("error")
+            await client.say("close")
+            await client.closed()
+    assert {line["event"] for line in log} >= {"attach_refused"}
+    for secret in (session["secret"], attached["secret"], "a guessed secret", "private"):
+        assert secret not in str(log)
+
+
+async def test_of_two_that_come_back_at_once_the_last_one_has_the_session(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    async with stream(url) as one, stream(url) as other:
+        for client in (one, other):
+            await client.say("attach", role="controller", secret=session["secret"])
+        for client in (one, other):
+            await client.until("attached")
+        let_go = {asyncio.create_task(client.until("let_go")): client for client in (one, other)}
+        done, waiting = await asyncio.wait(let_go, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        (replaced,), (last,) = ([let_go[task] for task in some] for some in (done, waiting))
+        assert await replaced.closed() == (4001, "replaced")
+        await last.say("signal", id="c1", signal={"type": "clear"})
+        await last.until("answer", id="c1", error=None)
+
+
 async def test_who_comes_back_replaces_who_was_there(
     gateway: RealGateway, http: httpx.AsyncClient
 ) -> None:
