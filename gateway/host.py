@@ -1,23 +1,22 @@
-"""The shell around the session core: it carries the machines' actions out.
+"""The shell around the hosted sessions: it opens them, and lets nobody wait for ever.
 
 Everything runs on the event loop and by direct calls: a verb, a worker's report or
-a deadline goes into the session's machine, and what comes out is done at once, in
-order. One timer is armed for the earliest deadline of all sessions.
+a deadline goes to `gateway.hosted`, and what comes out is done at once. One timer is
+armed for the earliest deadline of all sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import structlog
 
-from gateway.hosted import Hosted, HostedAttachment, raised
+from gateway.clients import Clients, HostedAttachment, raised
+from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
@@ -27,50 +26,33 @@ from gateway.hosting import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.overview import session_summary, stage_health, worker_summary
-from gateway.pools import Pools, Replica
+from gateway.placement import Placement, Replica
+from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    InvalidRequest,
     NotFound,
     SessionStateLost,
 )
 from protocol.messages import (
     Fence,
-    Output,
-    ReceivedThrough,
     Report,
     WorkerStatus,
 )
 from sessions.actions import (
-    AskDirectory,
-    AttachRefused,
     AttachRequested,
-    BindStage,
     ClientSaid,
     CloseRequested,
-    DirectoryAnswered,
     Event,
-    HoldClient,
     OpenRequested,
-    Released,
-    Reported,
-    StageBound,
-    StageLost,
-    StageUnavailable,
-    Tick,
+    StageCrowded,
     ToClient,
-    ToStage,
     TurnMeasured,
 )
-from sessions.admission import Admission
 from sessions.chosen_limits import chosen
-from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
-from sessions.deadlines import Deadlines
-from sessions.directory import MemoryDirectory, Remove
-from sessions.duplex.events import AppendAudio
+from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.resume_secret import digest
@@ -107,25 +89,25 @@ class GatewayHost:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
-        self._hosted: dict[str, Hosted] = {}
-        self._admission = Admission()
-        self._directory = MemoryDirectory()
+        self._timer_at_ms = 0.0
+        self._clients: dict[str, Clients] = {}
         self._transfers = Transfers(
             self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
         )
+        self._placement = Placement()
+        self._hosted = HostedSessions(self._placement, self._transfers, self)
         metrics.watch_edges(self._transfers.traffic)
-        self._deadlines = Deadlines()
-        self._waiting: dict[str, dict[str, None]] = {}
         self._incarnations: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._pools = Pools(
             self.incarnation,
+            self._placement,
             self._now_ms,
             on_report=self._on_report,
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_change=self._on_change,
+            on_crowded=self._on_crowded,
             attach=self._transfers.attach,
         )
         for name, stage, endpoint in workers:
@@ -176,7 +158,6 @@ class GatewayHost:
         await self._make_room(spec)
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
-        self._admission.take(spec)
         now_ms = self._now_ms()
         identity = Identity(
             session=new_id("sess"),
@@ -198,24 +179,29 @@ class GatewayHost:
         )
         fence = Fence(identity.session, identity.epoch, identity.owner)
         wires = SessionWires(fence, spec, self._transfers)
-        hosted = Hosted(session, wires, self._loop.create_future(), now_ms)
-        if settings_patch:
-            try:
-                session.prepare(settings_patch)
-            except InvalidRequest:
-                self._admission.give_back(spec)
-                raise
+        clients = Clients(session, self._loop.create_future(), now_ms)
+
+        def told(action: ToClient) -> None:
+            announced = clients.announced
+            clients.tell(action)
+            if clients.announced and not announced:
+                self._metrics.session_opened(pipeline)
+
+        def released(reason: CloseReason) -> None:
+            self._released(clients, reason)
+
+        hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released)
+        self._hosted.admit(hosted, settings_patch)
+        self._clients[identity.session] = clients
         if on_output is not None:
-            hosted.listeners[name] = on_output
-        self._hosted[identity.session] = hosted
-        attachment = self._attachment(hosted, name)
+            clients.listeners[name] = on_output
         self.handle(identity.session, OpenRequested())
         try:
-            await hosted.opened
+            await clients.opened
         except asyncio.CancelledError:
-            attachment.close(CloseReason.CLIENT)
+            self.handle(identity.session, CloseRequested(CloseReason.CLIENT))
             raise
-        return attachment
+        return self._attachment(clients, name)
 
     async def attach(
         self,
@@ -232,82 +218,80 @@ class GatewayHost:
         Cancelled at any point the client is not attached; the secret that it came with
         stays good.
         """
-        hosted = self._find(session, tenant)
+        clients = self._find(session, tenant)
+        pipeline = clients.session.pipeline.name
         name = new_id("att")
         arrival: asyncio.Future[Attached] = self._loop.create_future()
-        hosted.arrivals[name] = arrival
-        hosted.listeners[name] = on_output
-        attachment = self._attachment(hosted, name)
+        clients.arrivals[name] = arrival
+        clients.listeners[name] = on_output
+        attachment = self._attachment(clients, name)
         request = AttachRequested(name, role, cursor, secret, new_id("secret"))
         self.handle(session, request)
         try:
             attached = await arrival
         except asyncio.CancelledError:
-            hosted.arrivals.pop(name, None)
+            clients.arrivals.pop(name, None)
             attachment.detach()
             raise
         except AntiphonError as error:
-            self._metrics.attach_ended(hosted.session.pipeline.name, error.code)
+            self._metrics.attach_ended(pipeline, error.code)
             _log.warning("attach_refused", session=session, code=error.code)
             raise
-        self._metrics.attach_ended(hosted.session.pipeline.name, role.value)
+        self._metrics.attach_ended(pipeline, role.value)
         return attachment, attached
 
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
         """Have a verb carried out without an attachment. Raises AntiphonError."""
-        hosted = self._find(session, tenant)
-        await hosted.room.wait()
-        answer = hosted.answers.get(command)
+        clients = self._find(session, tenant)
+        await clients.room.wait()
+        answer = clients.answers.get(command)
         if answer is None:
-            answer = hosted.answers[command] = self._loop.create_future()
+            answer = clients.answers[command] = self._loop.create_future()
             self.handle(session, ClientSaid(verb, None, command))
         try:
             return await asyncio.shield(answer)
         finally:
-            if hosted.answers.get(command) is answer:
-                del hosted.answers[command]
+            if clients.answers.get(command) is answer:
+                del clients.answers[command]
 
-    def _attachment(self, hosted: Hosted, name: str) -> HostedAttachment:
+    def _attachment(self, clients: Clients, name: str) -> HostedAttachment:
         def forget(attachment: str) -> None:
-            hosted.listeners.pop(attachment, None)
+            clients.listeners.pop(attachment, None)
 
-        return HostedAttachment(self, hosted.session.identity.session, name, forget)
+        return HostedAttachment(self, clients.session.identity.session, name, forget)
 
     async def _make_room(self, pipeline: Pipeline) -> None:
         """While the pipeline is full, end the session that was left alone the longest.
 
         Returns with a place free, or with no session that may go. Nothing is held meanwhile.
         """
-        while self._admission.full(pipeline):
-            alone = [
-                hosted
-                for hosted in self._hosted.values()
-                if hosted.session.pipeline is pipeline and hosted.session.evictable
-            ]
-            if not alone:
+        while self._hosted.admission.full(pipeline):
+            victim = self._hosted.least_needed(pipeline)
+            if victim is None:
                 return
-            victim = min(alone, key=lambda hosted: hosted.session.idle_since_ms)
-            self.handle(victim.session.identity.session, CloseRequested(CloseReason.EVICTED))
-            await victim.released.wait()
+            clients = self._clients[victim.id]
+            self.handle(victim.id, CloseRequested(CloseReason.EVICTED))
+            await clients.released.wait()
 
-    def _find(self, session: str, tenant: str | None) -> Hosted:
-        """A session that was announced. Raises NotFound, with the same words for one that is
-        not there and for another tenant's."""
-        hosted = self._hosted.get(session)
-        if (
-            hosted is None
-            or not hosted.told
-            or tenant not in (None, hosted.session.identity.tenant)
+    def _find(self, session: str, tenant: str | None) -> Clients:
+        """A session; for its tenant one that is open. Raises NotFound, with the same words for
+        one that is not there and for another tenant's."""
+        clients = self._clients.get(session)
+        if clients is None or (
+            tenant is not None
+            and not (clients.announced and clients.session.identity.tenant == tenant)
         ):
             raise NotFound(f"there is no session {session!r}", code="session_not_found")
-        return hosted
+        return clients
 
     def summary(self, session: str, tenant: str | None) -> SessionSummary:
         """One session, of this tenant if one is given. Raises NotFound."""
-        hosted = self._find(session, tenant)
-        return session_summary(
-            hosted.session, hosted.wires.turns, hosted.opened_at_ms, self._now_ms()
-        )
+        return self._summary(self._find(session, tenant), self._now_ms())
+
+    def _summary(self, clients: Clients, now_ms: float) -> SessionSummary:
+        hosted = self._hosted.get(clients.session.identity.session)
+        turns = 0 if hosted is None else hosted.wires.turns
+        return session_summary(clients.session, turns, clients.opened_at_ms, now_ms)
 
     def describe(self, session: str, tenant: str) -> SessionDescription:
         """One session of this tenant, with its settings and limits. Raises NotFound."""
@@ -326,8 +310,8 @@ class GatewayHost:
     def drain(self) -> None:
         """Take no more sessions and close all."""
         self.draining = True
-        for session in list(self._hosted):
-            self.handle(session, CloseRequested(CloseReason.DRAINED))
+        for hosted in self._hosted.all():
+            self.handle(hosted.id, CloseRequested(CloseReason.DRAINED))
 
     async def drained(self) -> None:
         """Wait until no session holds anything."""
@@ -351,126 +335,33 @@ class GatewayHost:
     # Events in, actions out
 
     def handle(self, session: str, event: Event) -> None:
-        """Feed `event` to the session and carry out what it asks for.
-
-        A session that fails at that ends, and no other is touched.
-        """
-        hosted = self._hosted.get(session)
-        if hosted is None:
-            return
-        try:
-            handled = self._carry_out(hosted, event)
-        except Exception:
-            _log.exception("session_failed", session=session)
-            handled = 0
-            self._end_failed(hosted)
-        if handled == 1 and _only_postpones(event):
-            return
-        self._count_state(hosted)
-        if session in self._hosted:
-            self._deadlines.set(session, hosted.session.deadline())
-            self._arm()
-
-    def _carry_out(self, hosted: Hosted, event: Event) -> int:
-        """Carry out what follows from `event`; how many events that were with it."""
-        events: deque[Event] = deque([event])
-        handled = 0
-        while events:
-            handled += 1
-            for action in hosted.session.handle(events.popleft(), self._now_ms()):
-                match action:
-                    case ToStage():
-                        self._to_stage(hosted, action, events)
-                    case ToClient():
-                        self._to_client(hosted, action)
-                    case AttachRefused():
-                        hosted.refuse(action)
-                    case HoldClient():
-                        self._hold(hosted, action.hold)
-                    case BindStage():
-                        self._bind(hosted, action.stage, events)
-                    case AskDirectory():
-                        events.append(DirectoryAnswered(self._directory.call(action.request)))
-                    case TurnMeasured():
-                        self._measured(hosted, action)
-                    case Released():
-                        self._released(hosted, action.reason)
-        return handled
-
-    def _end_failed(self, hosted: Hosted) -> None:
-        """End a session in order, as after any other end; if it fails at that, let it go."""
-        identity = hosted.session.identity
-        if hosted.session.state not in (State.CLOSING, State.CLOSED):
-            try:
-                self._carry_out(hosted, CloseRequested(CloseReason.ERROR))
-                return
-            except Exception:
-                _log.exception("session_failed_again", session=identity.session)
-        if identity.session not in self._hosted:
-            return
-        self._directory.call(Remove(identity.session, identity.epoch))
-        with contextlib.suppress(Exception):
-            hosted.tell(ToClient(hosted.told + 1, SessionEnded(CloseReason.ERROR.value)))
-        self._released(hosted, CloseReason.ERROR)
-
-    def _to_stage(self, hosted: Hosted, action: ToStage, events: deque[Event]) -> None:
-        try:
-            hosted.wires.send(action.stage, action.command)
-        except AntiphonError as error:
-            _log.warning(
-                "command_not_sent",
-                session=hosted.session.identity.session,
-                stage=action.stage,
-                error=error.code,
-            )
-            hosted.wires.give_up(action.stage)
-            events.append(StageLost(action.stage))
+        """Feed `event` to the session and carry out what it asks for."""
+        self._hosted.handle(session, event, self._now_ms())
+        self._arm()
 
     def _stage_lost(self, session: str, stage: str) -> None:
-        """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
-        hosted = self._hosted.get(session)
-        if hosted is not None:
-            hosted.wires.give_up(stage)
-            self.handle(session, StageLost(stage))
-
-    def _to_client(self, hosted: Hosted, action: ToClient) -> None:
-        if isinstance(action.output, SessionCreated):
-            if not hosted.opened.done():
-                hosted.opened.set_result(None)
-            self._metrics.session_opened(hosted.session.pipeline.name)
-        hosted.tell(action)
+        self._hosted.stage_lost(session, stage, self._now_ms())
+        self._arm()
 
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
-        hosted = self._hosted.get(session)
-        if hosted is not None:
-            await hosted.room.wait()
+        clients = self._clients.get(session)
+        if clients is not None:
+            await clients.room.wait()
 
-    @staticmethod
-    def _hold(hosted: Hosted, hold: bool) -> None:
-        if hold:
-            hosted.room.clear()
-        else:
-            hosted.room.set()
+    # What all sessions tell
 
-    def _bind(self, hosted: Hosted, stage: str, events: deque[Event]) -> None:
-        session = hosted.session.identity.session
-        try:
-            replica = self._pools.pick(stage)
-        except CapacityExceeded as error:
-            self._waiting.setdefault(stage, {})[session] = None
-            events.append(StageUnavailable(stage, error.info()))
-            return
-        events.append(self._bound(hosted, replica))
+    def failed(self, session: str, error: Exception) -> None:
+        """A session's machine raised."""
+        _log.error("session_failed", session=session, exc_info=error)
 
-    @staticmethod
-    def _bound(hosted: Hosted, replica: Replica) -> StageBound:
-        hosted.wires.bind(replica.stage, replica)
-        return StageBound(replica.stage, replica.link.worker or replica.name)
+    def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
+        """A command or an output did not come across."""
+        _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
 
-    def _measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
+    def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
+        """A turn has ended."""
         identity = hosted.session.identity
-        hosted.wires.turn_over(turn.turn)
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
         _log.info(
             "turn_ended",
@@ -489,30 +380,21 @@ class GatewayHost:
             timelines=turn.timelines,
         )
 
-    def _released(self, hosted: Hosted, reason: CloseReason) -> None:
-        identity = hosted.session.identity
-        hosted.wires.release()
-        for waiting in self._waiting.values():
-            waiting.pop(identity.session, None)
-        del self._hosted[identity.session]
-        self._deadlines.set(identity.session, None)
-        self._admission.give_back(hosted.session.pipeline)
-        self._changed.set()
-        hosted.end(SessionStateLost("the session has ended"))
-        if hosted.told:
-            self._metrics.session_closed(hosted.session.pipeline.name, reason)
-        elif not hosted.opened.done():
-            hosted.opened.set_exception(_refusal(hosted.session, reason))
-        _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
+    def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
+        """A session entered a state, or was let go."""
+        self._metrics.session_state_changed(hosted.session.pipeline.name, before, after)
 
-    def _count_state(self, hosted: Hosted) -> None:
-        known = hosted.session.identity.session in self._hosted
-        after = hosted.session.state if known else None
-        if after is not hosted.counted_state:
-            self._metrics.session_state_changed(
-                hosted.session.pipeline.name, hosted.counted_state, after
-            )
-            hosted.counted_state = after
+    def _released(self, clients: Clients, reason: CloseReason) -> None:
+        identity = clients.session.identity
+        pipeline = clients.session.pipeline.name
+        del self._clients[identity.session]
+        clients.end(SessionStateLost("the session has ended"))
+        self._changed.set()
+        if clients.announced:
+            self._metrics.session_closed(pipeline, reason)
+        elif not clients.opened.done():
+            clients.opened.set_exception(_refusal(clients.session, reason))
+        _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
 
     # Time
 
@@ -521,62 +403,47 @@ class GatewayHost:
         return time.monotonic() * 1000.0
 
     def _arm(self) -> None:
-        at_ms = self._deadlines.next_ms()
+        at_ms = self._hosted.deadlines.next_ms()
         if at_ms is None:
             return
-        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
         if self._timer is not None:
-            if self._timer_at_s <= when:
+            if self._timer_at_ms <= at_ms:
                 return
             self._timer.cancel()
         # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_s = when
+        self._timer_at_ms = at_ms
+        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        for session in self._deadlines.due(self._now_ms()):
-            self.handle(session, Tick())
+        self._hosted.tick(self._now_ms())
         self._arm()
 
     # Workers
 
     def _on_report(self, replica: Replica, report: Report) -> None:
         assert not isinstance(report, WorkerStatus)
-        session, stage = report.session, replica.stage
-        hosted = self._hosted.get(session)
-        if hosted is None or not hosted.wires.bound_to(replica):
-            if isinstance(report, Output):
-                self._transfers.discard(report.payload)
-            return
-        try:
-            event = hosted.wires.received(stage, report)
-        except AntiphonError as error:
-            _log.error("output_lost", session=session, stage=stage, error=error.code)
-            self._stage_lost(session, stage)
-            return
-        if event is not None:
-            self.handle(session, event)
+        self._hosted.received(replica, report, self._now_ms())
+        self._arm()
 
     def _on_ready(self, stage: str) -> None:
-        for session in list(self._waiting.get(stage, ())):
-            try:
-                replica = self._pools.pick(stage)
-            except CapacityExceeded:
-                return
-            del self._waiting[stage][session]
-            self.handle(session, self._bound(self._hosted[session], replica))
+        self._hosted.ready(stage, self._now_ms())
+        self._arm()
 
     def _on_lost(self, replica: Replica) -> None:
-        for session, hosted in list(self._hosted.items()):
-            if hosted.wires.bound_to(replica):
-                self._stage_lost(session, replica.stage)
+        self._hosted.lost(replica, self._now_ms())
+        self._arm()
+
+    def _on_crowded(self, replica: Replica) -> None:
+        for session in list(replica.sessions):
+            self.handle(session, StageCrowded(replica.stage, replica.crowded))
 
     def _on_change(self) -> None:
         self._changed.set()
         begun = self._loop.time()
         self._loop.call_soon(lambda: self._metrics.loop_lag(self._loop.time() - begun))
-        for replica in self._pools.all():
+        for replica in self._placement.all():
             self._metrics.worker_state_changed(
                 replica.stage, replica.name, replica.link.worker is not None
             )
@@ -595,9 +462,10 @@ class GatewayHost:
                 name=pipeline.name,
                 required=pipeline.name in self._required,
                 stages={
-                    stage: stage_health(self._pools.of(stage), now_ms) for stage in pipeline.stages
+                    stage: stage_health(self._placement.of(stage), now_ms)
+                    for stage in pipeline.stages
                 },
-                sessions=self._admission.held(pipeline.name),
+                sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
             )
             for pipeline in self.pipelines.values()
@@ -606,27 +474,12 @@ class GatewayHost:
     def sessions(self) -> list[SessionSummary]:
         """All sessions that hold anything."""
         now_ms = self._now_ms()
-        return [
-            session_summary(hosted.session, hosted.wires.turns, hosted.opened_at_ms, now_ms)
-            for hosted in self._hosted.values()
-        ]
+        return [self._summary(clients, now_ms) for clients in self._clients.values()]
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names."""
         now_ms = self._now_ms()
-        return [worker_summary(replica, now_ms) for replica in self._pools.all()]
-
-
-def _only_postpones(event: Event) -> bool:
-    """Whether `event` can at most make the session's deadline later.
-
-    These come with every audio frame. A deadline that is left as it was only makes the
-    timer look once more.
-    """
-    match event:
-        case ClientSaid(verb=AppendAudio()) | Reported(report=ReceivedThrough()):
-            return True
-    return False
+        return [worker_summary(replica, now_ms) for replica in self._placement.all()]
 
 
 def _refusal(session: Session, reason: CloseReason) -> AntiphonError:

@@ -1,169 +1,297 @@
-"""One session in its gateway, and the clients at it."""
+"""The sessions of a gateway, each with its wires to the workers of its stages.
+
+Without I/O and without a clock: what a session's machine asks for is carried out at once
+and in order, by direct calls; what has to leave the process is the shell's to do
+(`gateway.host`). One heap holds the deadlines of all sessions.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import structlog
-
-from gateway.hosting import OnOutput
+from gateway.placement import Placement, Replica
+from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, ErrorInfo
+from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest
+from protocol.messages import Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
+    AskDirectory,
     AttachRefused,
-    ClientBlocked,
-    ClientHas,
+    BindStage,
     ClientSaid,
     CloseRequested,
-    Detached,
+    DirectoryAnswered,
     Event,
+    HoldClient,
+    Released,
+    Reported,
+    StageBound,
+    StageLost,
+    StageUnavailable,
+    Tick,
     ToClient,
+    ToStage,
+    TurnMeasured,
 )
-from sessions.client import Answered, Attached, LetGo, Verb
+from sessions.admission import Admission
+from sessions.client import SessionEnded
+from sessions.deadlines import Deadlines
+from sessions.directory import MemoryDirectory, Remove
+from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
+from sessions.pipeline import Pipeline
 from sessions.session import Session
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass
 class Hosted:
-    """A session with its connections: to its clients, and to the workers of its stages."""
+    """A session with its connections: to the clients, and to the workers of its stages.
+
+    `on_output` and `on_refused` get what is for clients, `on_hold` whether the session takes
+    no more verbs for now, `on_released` the reason once nothing is left of it.
+    """
 
     session: Session
     wires: SessionWires
-    opened: asyncio.Future[None]
-    opened_at_ms: float
+    on_output: Callable[[ToClient], None]
+    on_refused: Callable[[AttachRefused], None]
+    on_hold: Callable[[bool], None]
+    on_released: Callable[[CloseReason], None]
     told: int = 0
     """The number of the last output; 0 before the session was announced."""
-    counted_state: State | None = None
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the session takes verbs."""
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once nothing of the session is held."""
-    listeners: dict[str, OnOutput] = field(default_factory=dict)
-    arrivals: dict[str, asyncio.Future[Attached]] = field(default_factory=dict)
-    answers: dict[str, asyncio.Future[Answered]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.room.set()
-
-    def tell(self, action: ToClient) -> None:
-        """Hand an output to whom it is for.
-
-        A listener that fails fails the session, if it has control of it; an observer is
-        let go.
-        """
-        output = action.output
-        if action.to is not None:
-            self._tell_one(action.to, action.sequence, output)
-            return
-        self.told = action.sequence
-        if isinstance(output, Answered):
-            waiting = self.answers.pop(output.command, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(output)
-        for attachment in list(self.listeners):
-            self._call(attachment, action.sequence, output)
-
-    def refuse(self, action: AttachRefused) -> None:
-        """A client that wanted to attach does not."""
-        arrival = self.arrivals.pop(action.attachment, None)
-        if arrival is not None and not arrival.done():
-            arrival.set_exception(raised(action.error))
-        self.listeners.pop(action.attachment, None)
-
-    def end(self, error: AntiphonError) -> None:
-        """Nothing more comes: whoever waits for something is told so."""
-        self.room.set()
-        self.released.set()
-        waiting: list[asyncio.Future[Any]] = [*self.arrivals.values(), *self.answers.values()]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-        self.listeners.clear()
-
-    def _tell_one(self, attachment: str, sequence: int, output: Any) -> None:
-        if isinstance(output, Attached):
-            arrival = self.arrivals.pop(attachment, None)
-            if arrival is not None and not arrival.done():
-                arrival.set_result(output)
-        self._call(attachment, sequence, output)
-        if isinstance(output, LetGo):
-            self.listeners.pop(attachment, None)
-
-    def _call(self, attachment: str, sequence: int, output: Any) -> None:
-        listener = self.listeners.get(attachment)
-        if listener is None:
-            return
-        try:
-            listener(sequence, output)
-        except Exception:
-            if not self.session.observed_by(attachment):
-                raise
-            _log.exception("observer_failed", session=self.session.identity.session)
-            self.listeners.pop(attachment, None)
-
-
-class Handler(Protocol):
-    """Where events of a session go."""
-
-    def handle(self, session: str, event: Event) -> None:
-        """Feed `event` to the session and carry out what it asks for."""
-
-    async def room(self, session: str) -> None:
-        """Wait until the session takes more verbs, or has ended."""
-
-
-class HostedAttachment:
-    """A client's hold on its session."""
-
-    def __init__(
-        self, host: Handler, session: str, name: str, forget: Callable[[str], None]
-    ) -> None:
-        self._host = host
-        self._session = session
-        self._name = name
-        self._forget = forget
 
     @property
-    def session(self) -> str:
+    def id(self) -> str:
         """The session's id."""
-        return self._session
-
-    def send(self, verb: Verb, command: str | None = None) -> None:
-        """Hand a verb to the session; after its end it goes nowhere."""
-        self._host.handle(self._session, ClientSaid(verb, self._name, command))
-
-    def has(self, through: int) -> None:
-        """The client has all outputs up to number `through`: they need not be kept for it."""
-        self._host.handle(self._session, ClientHas(self._name, through))
-
-    async def room(self) -> None:
-        """Wait until the session takes more verbs."""
-        await self._host.room(self._session)
-
-    def set_blocked(self, blocked: bool) -> None:
-        """The client's egress queue is full, or has room again."""
-        self._host.handle(self._session, ClientBlocked(blocked, self._name))
-
-    def detach(self) -> None:
-        """The client is gone, and may come back; idempotent."""
-        self._forget(self._name)
-        self._host.handle(self._session, Detached(self._name))
-
-    def close(self, reason: str) -> None:
-        """Close the session; idempotent, clean-up goes on after the call."""
-        self._host.handle(self._session, CloseRequested(CloseReason(reason)))
+        return self.session.identity.session
 
 
-def raised(info: ErrorInfo) -> AntiphonError:
-    """An error that came as a value, to be raised."""
-    error = AntiphonError(
-        info.message, field=info.field, code=info.code, retry_after_ms=info.retry_after_ms
-    )
-    error.kind = info.kind
-    return error
+class Observer(Protocol):
+    """What the shell is told of all sessions, for logs and metrics."""
+
+    def failed(self, session: str, error: Exception) -> None:
+        """The session's machine raised: it ends, and no other is touched."""
+
+    def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
+        """A command or an output did not come across: the stage's worker is given up."""
+
+    def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
+        """A turn has ended."""
+
+    def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
+        """A session entered a state; None for before its begin and after its end."""
+
+
+class HostedSessions:
+    """All sessions of one gateway. Times are monotonic ms."""
+
+    def __init__(self, placement: Placement, transfers: Transfers, observer: Observer) -> None:
+        self.admission = Admission()
+        self.directory = MemoryDirectory()
+        self.deadlines = Deadlines()
+        self._placement = placement
+        self._transfers = transfers
+        self._observer = observer
+        self._hosted: dict[str, Hosted] = {}
+        self._states: dict[str, State] = {}
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._hosted
+
+    def all(self) -> list[Hosted]:
+        """All sessions that hold anything."""
+        return list(self._hosted.values())
+
+    def get(self, session: str) -> Hosted | None:
+        """The session of that id, while it holds anything."""
+        return self._hosted.get(session)
+
+    def admit(self, hosted: Hosted, settings_patch: dict[str, Any] | None) -> None:
+        """Host a session, with the settings that its client gave with the open.
+
+        Raises CapacityExceeded when its pipeline is full and InvalidRequest for the
+        settings, and then holds nothing of it.
+        """
+        pipeline = hosted.session.pipeline
+        self.admission.take(pipeline)
+        if settings_patch:
+            try:
+                hosted.session.prepare(settings_patch)
+            except InvalidRequest:
+                self.admission.give_back(pipeline)
+                raise
+        self._hosted[hosted.id] = hosted
+
+    def least_needed(self, pipeline: Pipeline) -> Hosted | None:
+        """The session that may end to make room: nobody is there, nothing runs, and it has
+        been idle the longest."""
+        alone = [
+            hosted
+            for hosted in self._hosted.values()
+            if hosted.session.pipeline is pipeline and hosted.session.evictable
+        ]
+        return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
+
+    def handle(self, session: str, event: Event, now_ms: float) -> None:
+        """Feed `event` to the session and carry out what it asks for.
+
+        A session that fails at that ends, and no other is touched. One that is not here
+        takes no notice.
+        """
+        hosted = self._hosted.get(session)
+        if hosted is None:
+            return
+        try:
+            handled = self._carry_out(hosted, event, now_ms)
+        except Exception as error:
+            self._observer.failed(session, error)
+            handled = 0
+            self._end_failed(hosted, now_ms)
+        if handled == 1 and _only_postpones(event):
+            return
+        self._count_state(hosted)
+        if session in self._hosted:
+            self.deadlines.set(session, hosted.session.deadline())
+
+    def tick(self, now_ms: float) -> None:
+        """Tell the sessions whose deadline has come."""
+        for session in self.deadlines.due(now_ms):
+            self.handle(session, Tick(), now_ms)
+
+    # What becomes of workers
+
+    def received(self, replica: Replica, report: Report, now_ms: float) -> None:
+        """A worker's report about a session, which may be bound to it no longer."""
+        assert not isinstance(report, WorkerStatus)
+        session, stage = report.session, replica.stage
+        hosted = self._hosted.get(session)
+        if hosted is None or not hosted.wires.bound_to(replica):
+            if isinstance(report, Output):
+                self._transfers.discard(report.payload)
+            return
+        try:
+            event = hosted.wires.received(stage, report)
+        except AntiphonError as error:
+            self._observer.unsent(session, stage, error)
+            self.stage_lost(session, stage, now_ms)
+            return
+        if event is not None:
+            self.handle(session, event, now_ms)
+
+    def ready(self, stage: str, now_ms: float) -> None:
+        """A replica of `stage` can take sessions: those that wait for one get it."""
+        for session, replica in self._placement.served(stage, now_ms):
+            self.handle(session, self._bound(self._hosted[session], replica), now_ms)
+
+    def lost(self, replica: Replica, now_ms: float) -> None:
+        """The worker is gone, with all that it held."""
+        for hosted in self.all():
+            if hosted.wires.bound_to(replica):
+                self.stage_lost(hosted.id, replica.stage, now_ms)
+
+    def stage_lost(self, session: str, stage: str, now_ms: float) -> None:
+        """Nothing reaches the stage, or comes from it: its worker is as good as gone."""
+        hosted = self._hosted.get(session)
+        if hosted is not None:
+            hosted.wires.give_up(stage)
+            self.handle(session, StageLost(stage), now_ms)
+
+    # Actions
+
+    def _carry_out(self, hosted: Hosted, event: Event, now_ms: float) -> int:
+        """Carry out what follows from `event`; how many events that were with it."""
+        events: deque[Event] = deque([event])
+        handled = 0
+        while events:
+            handled += 1
+            for action in hosted.session.handle(events.popleft(), now_ms):
+                match action:
+                    case ToStage():
+                        events.extend(hosted.wires.send(action.stage, action.command))
+                    case ToClient():
+                        hosted.told = action.sequence
+                        hosted.on_output(action)
+                    case AttachRefused():
+                        hosted.on_refused(action)
+                    case HoldClient():
+                        hosted.on_hold(action.hold)
+                    case BindStage():
+                        self._bind(hosted, action.stage, events, now_ms)
+                    case AskDirectory():
+                        events.append(DirectoryAnswered(self.directory.call(action.request)))
+                    case TurnMeasured():
+                        hosted.wires.turn_over(action.turn)
+                        self._observer.measured(hosted, action)
+                    case Released():
+                        self._released(hosted, action.reason)
+        return handled
+
+    def _end_failed(self, hosted: Hosted, now_ms: float) -> None:
+        """End a session in order, as after any other end; if it fails at that, let it go."""
+        identity = hosted.session.identity
+        if hosted.session.state not in (State.CLOSING, State.CLOSED):
+            try:
+                self._carry_out(hosted, CloseRequested(CloseReason.ERROR), now_ms)
+                return
+            except Exception as error:
+                self._observer.failed(identity.session, error)
+        if identity.session not in self._hosted:
+            return
+        self.directory.call(Remove(identity.session, identity.epoch))
+        if hosted.told:
+            with contextlib.suppress(Exception):
+                hosted.on_output(ToClient(hosted.told + 1, SessionEnded(CloseReason.ERROR.value)))
+        self._released(hosted, CloseReason.ERROR)
+
+    def _bind(self, hosted: Hosted, stage: str, events: deque[Event], now_ms: float) -> None:
+        try:
+            replica = self._placement.pick(stage, now_ms)
+        except CapacityExceeded as error:
+            self._placement.wait(stage, hosted.id)
+            events.append(StageUnavailable(stage, error.info()))
+            return
+        events.append(self._bound(hosted, replica))
+
+    @staticmethod
+    def _bound(hosted: Hosted, replica: Replica) -> StageBound:
+        hosted.wires.bind(replica.stage, replica)
+        worker = replica.link.worker or replica.name
+        return StageBound(replica.stage, worker, replica.crowded)
+
+    def _released(self, hosted: Hosted, reason: CloseReason) -> None:
+        hosted.wires.release()
+        self._placement.forget(hosted.id)
+        del self._hosted[hosted.id]
+        self.deadlines.set(hosted.id, None)
+        self.admission.give_back(hosted.session.pipeline)
+        hosted.on_released(reason)
+
+    def _count_state(self, hosted: Hosted) -> None:
+        before = self._states.get(hosted.id)
+        after = hosted.session.state if hosted.id in self._hosted else None
+        if after is before:
+            return
+        if after is None:
+            del self._states[hosted.id]
+        else:
+            self._states[hosted.id] = after
+        self._observer.state_changed(hosted, before, after)
+
+
+def _only_postpones(event: Event) -> bool:
+    """Whether `event` can at most make the session's deadline later.
+
+    These come with every audio frame. A deadline that is left as it was only makes the
+    timer look once more.
+    """
+    match event:
+        case ClientSaid(verb=AppendAudio()) | Reported(report=ReceivedThrough()):
+            return True
+    return False

@@ -40,7 +40,7 @@ class Attachment(Protocol):
         """The client is gone. Its session waits for it, or closes if it cannot come back."""
 
     def close(self, reason: str) -> None:
-        """Close the session; idempotent, clean-up goes on after the call."""
+        """Close the session, if this client has control; clean-up goes on after the call."""
 
 
 class StageHealth(StrEnum):

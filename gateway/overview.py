@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
-from gateway.pools import Replica
+from gateway.placement import Replica
 from sessions.session import Session
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config, PipelineConfig
-from sessions.pipeline import Delivery, Edge, Limits, Pipeline
+from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,6 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         instructions=section.defaults.instructions,
         voice=default_voice,
         voices=voices,
+        kind=Kind(section.kind),
+        state=section.state or "",
     )

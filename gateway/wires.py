@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 
-from gateway.pools import Replica
+from gateway.placement import Replica
 from gateway.transfers import Transfers
 from protocol.connector_errors import TurnVoid
 from protocol.connectors import Descriptor, ShmDescriptor
@@ -27,11 +28,14 @@ from protocol.messages import (
     Report,
     Run,
     TurnEnded,
+    TurnStatus,
     Update,
 )
-from sessions.actions import Event, Reported, StageProduced
+from sessions.actions import Event, Reported, StageLost, StageProduced
 from sessions.lanes import INPUT_LANE
 from sessions.pipeline import Pipeline
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -102,20 +106,42 @@ class SessionWires:
 
     # To the workers
 
-    def send(self, stage: str, command: Command) -> None:
+    def send(self, stage: str, command: Command) -> list[Event]:
         """Send a command with its payloads; without a worker it goes nowhere.
 
-        Raises AntiphonError when the worker cannot be told.
+        What the session is to be told in its place: that a worker which cannot be told of
+        the command is lost to it, that a turn which no worker can read has failed.
         """
         replica = self._replicas.get(stage)
         if replica is None:
-            return
-        rest = self._by_arena(replica, stage, command)
-        if rest is not None:
-            replica.link.send(rest)
+            return []
+        if isinstance(command, Run) and command.readers:
+            readers, events = self._attach_readers(replica, command)
+            if len(readers) < len(command.readers):
+                return [*events, self._unread(stage, command)]
+            command = msgspec.structs.replace(command, readers=readers)
+        try:
+            rest = self._by_arena(replica, stage, command)
+            if rest is not None:
+                replica.link.send(rest)
+        except AntiphonError as error:
+            return [self._unsent(stage, command, error)]
         if isinstance(command, Close):
             self._opens.pop(stage, None)
             replica.sessions.discard(self._session)
+        return []
+
+    def _unsent(self, stage: str, command: Command, error: AntiphonError) -> StageLost:
+        """A worker cannot be told: the session goes on without it."""
+        _log.warning(
+            "command_not_sent",
+            session=self._session,
+            stage=stage,
+            command=type(command).__name__,
+            error=error.code,
+        )
+        self.give_up(stage)
+        return StageLost(stage)
 
     def _by_arena(self, replica: Replica, stage: str, command: Command) -> Command | None:
         """What of a command goes inside a message, after its payloads have been seen to."""
@@ -128,7 +154,7 @@ class SessionWires:
                 kind = self._pipeline.connectors.get(edge, ConnectorKind.INLINE)
                 self._transfers.open_input(self._session, stage, replica.consumer, kind)
             case Run():
-                return self._run(replica, stage, command)
+                self._run(stage, command)
             case Feed(payload=payload) if payload is not None:
                 self._count_inputs(stage, [payload])
             case Acknowledge():
@@ -139,25 +165,43 @@ class SessionWires:
                         self._void(turn)
         return command
 
-    def _run(self, replica: Replica, stage: str, run: Run) -> Run:
+    def _run(self, stage: str, run: Run) -> None:
         if run.turn not in self._wanted:
             self.turns += 1
             self._wanted[run.turn] = _Turn(run.lane, stage)
         self._count_inputs(stage, run.inputs)
         if not run.to_client:
             self._relayed.add((run.turn, stage))
-        if not run.readers:
-            return run
-        # The workers that read the turn's output attach to the arena it comes from.
+
+    def _attach_readers(self, replica: Replica, run: Run) -> tuple[dict[str, str], list[Event]]:
+        """Let the workers that read the turn's output attach to the arena it comes from.
+
+        The consumers by edge, as far as they can read it, and what the session is to be
+        told. It is being told already of a reader that has no worker here any more.
+        """
         path = worker_arena(replica.link.endpoint)
-        readers = {}
+        consumers: dict[str, str] = {}
+        events: list[Event] = []
         for edge, target in run.readers.items():
             reader = self._replicas.get(target)
             if reader is None or reader.consumer is None or path is None:
-                raise EngineLost(f"the worker of stage {target} cannot read the arena")
-            reader.link.send(Attach(run.fence, path))
-            readers[edge] = reader.consumer
-        return msgspec.structs.replace(run, readers=readers)
+                continue
+            attach = Attach(run.fence, path)
+            try:
+                reader.link.send(attach)
+            except AntiphonError as error:
+                events.append(self._unsent(target, attach, error))
+            else:
+                consumers[edge] = reader.consumer
+        return consumers, events
+
+    def _unread(self, stage: str, run: Run) -> Reported:
+        """The end of a turn that cannot begin: the stage's own worker is not at fault."""
+        readers = ", ".join(run.readers.values())
+        error = EngineLost(f"no worker of stage {readers} reads what stage {stage} makes")
+        _log.warning("turn_not_read", session=self._session, turn=run.turn, stage=stage)
+        ended = TurnEnded(self._session, run.turn, TurnStatus.FAILED, error.info())
+        return Reported(stage, ended)
 
     def _count_inputs(self, stage: str, payloads: list[Descriptor]) -> None:
         sources = [edge.source for edge in self._pipeline.edges if edge.target == stage]

@@ -18,6 +18,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.addresses import is_loopback
+from protocol.config_graph import graph_contradictions
 from protocol.config_source import Location, Problem, Source, read_source
 from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
 from protocol.errors import ConfigError
@@ -106,17 +107,24 @@ class EdgeConfig(_Section):
     payload: PayloadType
     delivery: Delivery = Delivery.FULL
 
+    @property
+    def whole(self) -> bool:
+        """Whether it hands over nothing before its producer has ended."""
+        return self.delivery is Delivery.FULL
+
 
 class Modality(StrEnum):
-    """What a client can ask a duplex session for."""
+    """What a client can get from a session; a duplex one has text and audio."""
 
     TEXT = "text"
     AUDIO = "audio"
+    FRAMES = "frames"
+    ACTIONS = "actions"
 
     @property
     def payload(self) -> PayloadType:
         """The payload type that an output stage of this modality makes."""
-        return PayloadType.TEXT if self is Modality.TEXT else PayloadType.AUDIO
+        return PayloadType(self.value)
 
 
 class LimitsConfig(_Section):
@@ -152,10 +160,12 @@ class PipelineConfig(_Section):
     `voices` maps a voice of the speaking stage to other names that clients may use
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
-    cross it: by default text and what is delivered whole `inline`, the rest by `shm`.
+    cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
+    clients of other kinds than duplex send is `inline`. `state` names the stage that keeps
+    the state of a world or robot, where it is not the first one.
     """
 
-    kind: Literal["duplex"]
+    kind: Literal["duplex", "world", "robot", "one-shot"]
     required: bool = False
     aliases: tuple[Name, ...] = ()
     edges: tuple[EdgeConfig, ...] = ()
@@ -164,19 +174,21 @@ class PipelineConfig(_Section):
     defaults: DefaultsConfig = DefaultsConfig()
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
+    state: Name | None = None
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
         """How payloads cross each edge, those from and to the client included, by its name."""
+        # Audio streams in; the inputs of a step or of a request come with its command.
+        taken = PayloadType.AUDIO if self.kind == "duplex" else PayloadType.TEXT
         chosen = {
-            edge_name(CLIENT, self.entry): default_connector(PayloadType.AUDIO),
+            edge_name(CLIENT, self.entry): default_connector(taken),
             edge_name(self.entry, CLIENT): default_connector(PayloadType.TEXT),
         }
         for modality, stage in self.outputs.items():
             chosen[edge_name(stage, CLIENT)] = default_connector(modality.payload)
         for edge in self.edges:
-            whole = edge.delivery is Delivery.FULL
-            kind = ConnectorKind.INLINE if whole else default_connector(edge.payload)
+            kind = ConnectorKind.INLINE if edge.whole else default_connector(edge.payload)
             chosen[edge_name(edge.source, edge.target)] = kind
         return {edge: self.connectors.get(edge, kind) for edge, kind in chosen.items()}
 
@@ -303,33 +315,37 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
                 reason = f"{alias} already names {names[alias]}"
                 yield (*location, "aliases", index), reason
             names.setdefault(alias, f"pipeline {name}")
+        yield from _kind_contradictions(location, pipeline)
         yield from _voice_contradictions(location, pipeline)
-        yield from _connector_contradictions(location, pipeline)
-        yield from _graph_contradictions(location, pipeline, config.stages)
+        yield from graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:
         if stage not in used:
             yield ("stages", stage), "no pipeline uses this stage"
 
 
-def _connector_contradictions(
+def _kind_contradictions(
     location: Location, pipeline: PipelineConfig
 ) -> Iterator[tuple[Location, str]]:
-    known = pipeline.edge_connectors
-    for name in pipeline.connectors:
-        if name not in known:
-            reason = f"no edge is called {name}; there are {', '.join(sorted(known))}"
-            yield (*location, "connectors", name), reason
-    for edge in pipeline.edges:
-        name = edge_name(edge.source, edge.target)
-        if known[name] is not ConnectorKind.SHM:
-            continue
-        if edge.payload is PayloadType.TEXT:
-            reason = "text between stages is cut into clauses on its way: it goes inline"
-            yield (*location, "connectors", name), reason
-        elif edge.delivery is Delivery.FULL:
-            reason = "an arena's window does not hold a whole payload: a full edge is inline"
-            yield (*location, "connectors", name), reason
+    """Options that mean nothing for the pipeline's kind, and outputs that it must have."""
+    if pipeline.state is not None:
+        if pipeline.kind not in ("world", "robot"):
+            yield (*location, "state"), f"a {pipeline.kind} pipeline has no state of steps"
+        elif pipeline.state not in pipeline.stages:
+            yield (*location, "state"), f"{pipeline.state} is no stage of this pipeline"
+    if pipeline.kind == "duplex":
+        if set(pipeline.outputs) != {Modality.TEXT, Modality.AUDIO}:
+            yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"
+        return
+    given = pipeline.model_fields_set
+    for option in ("voices", "defaults"):
+        if option in given:
+            yield (*location, option), f"only a duplex pipeline has {option}"
+    if "lead_ms" in pipeline.limits.model_fields_set:
+        yield (*location, "limits", "lead_ms"), "only a duplex pipeline has a lead"
+    if edge_name(CLIENT, pipeline.entry) in pipeline.connectors:
+        reason = "what clients of this kind send comes with its command, inline"
+        yield (*location, "connectors", edge_name(CLIENT, pipeline.entry)), reason
 
 
 def _voice_contradictions(
@@ -345,71 +361,3 @@ def _voice_contradictions(
     chosen = pipeline.defaults.voice
     if chosen is not None and chosen not in names:
         yield (*location, "defaults", "voice"), f"{chosen} is not in voices"
-
-
-def _graph_contradictions(
-    location: Location, pipeline: PipelineConfig, stages: Mapping[str, StageConfig]
-) -> Iterator[tuple[Location, str]]:
-    sound = True
-    for index, edge in enumerate(pipeline.edges):
-        for end, stage in (("from", edge.source), ("to", edge.target)):
-            if stage not in stages:
-                sound = False
-                yield (*location, "edges", index, end), f"there is no stage {stage}"
-        if any((edge.source, edge.target) == (e.source, e.target) for e in pipeline.edges[:index]):
-            sound = False
-            reason = f"{edge.source} and {edge.target} are already joined by an edge"
-            yield (*location, "edges", index), reason
-    for modality, stage in pipeline.outputs.items():
-        if stage not in stages:
-            sound = False
-            yield (*location, "outputs", modality.value), f"there is no stage {stage}"
-    if not pipeline.outputs:
-        yield (*location, "outputs"), "name at least one output stage"
-        return
-    if not sound:
-        return
-    cycle = _find_cycle(pipeline.edges)
-    if cycle:
-        yield (*location, "edges"), f"the edges form a cycle: {' -> '.join(cycle)}"
-        return
-    yield from _reachability_contradictions(location, pipeline)
-
-
-def _reachability_contradictions(
-    location: Location, pipeline: PipelineConfig
-) -> Iterator[tuple[Location, str]]:
-    targets = {edge.target for edge in pipeline.edges}
-    entries = [stage for stage in pipeline.stages if stage not in targets]
-    if len(entries) > 1:
-        reason = f"input can enter at one stage only; no edge leads to {' and '.join(entries)}"
-        yield (*location, "edges"), reason
-        return
-    useful = set(pipeline.outputs.values())
-    for stage in reversed(pipeline.stages):
-        if any(edge.source == stage and edge.target in useful for edge in pipeline.edges):
-            useful.add(stage)
-    for index, edge in enumerate(pipeline.edges):
-        if edge.target not in useful:
-            yield (*location, "edges", index, "to"), f"{edge.target} leads to no output"
-
-
-def _find_cycle(edges: tuple[EdgeConfig, ...]) -> list[str]:
-    """The stages of one cycle, the first repeated at the end; empty if there is none."""
-    remaining = list(edges)
-    while True:
-        targets = {edge.target for edge in remaining}
-        kept = [edge for edge in remaining if edge.source in targets]
-        if len(kept) == len(remaining):
-            break
-        remaining = kept
-    if not remaining:
-        return []
-    # Every source that is left is also a target, so walking backwards must come round.
-    incoming = {edge.target: edge.source for edge in remaining}
-    path = [remaining[0].source]
-    while path[-1] not in path[:-1]:
-        path.append(incoming[path[-1]])
-    cycle = path[path.index(path[-1]) :][:0:-1]
-    start = min(range(len(cycle)), key=lambda i: [e.source for e in edges].index(cycle[i]))
-    return [*cycle[start:], *cycle[:start], cycle[start]]

@@ -18,7 +18,10 @@ behind a full window. Each is in order by itself; an urgent message may overtake
 ones, so it must name what it supersedes.
 
 When full. What is not acknowledged is bounded by the receiver's credit; beyond it `send`
-queues, and when the queue is full it raises CapacityExceeded and accepts nothing.
+queues. When much waits `Crowded` says so, until little does: who makes payloads is to wait
+meanwhile, control never waits. Who makes more nevertheless gets CapacityExceeded, and the
+message is not accepted; room for control is left then, and when that is used up too,
+control is refused in the same way.
 """
 
 from __future__ import annotations
@@ -111,14 +114,20 @@ class GatewayEnd:
         """When the next `Tick` is due."""
         return self._link.deadline_ms if self._link else self._introduce_ms
 
-    def send(self, message: bytes, *, urgent: bool = False) -> None:
+    @property
+    def crowded(self) -> bool:
+        """Whether much waits for the worker; `Crowded` tells of every change."""
+        return self._link is not None and self._link.crowded
+
+    def send(self, message: bytes, *, urgent: bool = False, payload: bool = False) -> list[Action]:
         """Accept `message` for the worker; it leaves with the next `Flush`.
 
-        Raises NotLinked when no link is open, CapacityExceeded when the queue is full.
+        `payload` says that it is more than control. Raises NotLinked when no link is open,
+        CapacityExceeded when the queue is full.
         """
         if self._link is None:
             raise NotLinked
-        self._link.send(message, urgent)
+        return self._link.send(message, urgent, payload)
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
         """Take `event` in; the actions are to be carried out in order."""
@@ -273,15 +282,18 @@ class WorkerEnd:
         link = self._links.get(gateway)
         return link.unacknowledged if link else 0
 
-    def send(self, gateway: str, message: bytes, *, urgent: bool = False) -> None:
+    def send(
+        self, gateway: str, message: bytes, *, urgent: bool = False, payload: bool = False
+    ) -> list[Action]:
         """Accept `message` for the gateway; it leaves with the next `Flush`.
 
-        Raises NotLinked when no link is open, CapacityExceeded when the queue is full.
+        `payload` says that it is more than control. Raises NotLinked when no link is open,
+        CapacityExceeded when the queue is full.
         """
         link = self._links.get(gateway)
         if link is None:
             raise NotLinked
-        link.send(message, urgent)
+        return link.send(message, urgent, payload)
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
         """Take `event` in; the actions are to be carried out in order."""

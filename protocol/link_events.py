@@ -123,6 +123,13 @@ class PeerStatus(msgspec.Struct, frozen=True):
     status: bytes
 
 
+class Crowded(msgspec.Struct, frozen=True):
+    """Much waits for `peer` (or little again): who makes payloads for it is to wait."""
+
+    peer: str
+    crowded: bool
+
+
 class Refused(msgspec.Struct, frozen=True):
     """The worker will not talk to this gateway, for now."""
 
@@ -130,4 +137,4 @@ class Refused(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Transmit | Deliver | Up | Down | PeerStatus | Refused
+Action = Transmit | Deliver | Up | Down | PeerStatus | Crowded | Refused

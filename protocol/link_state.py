@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.link_events import Action, Deliver, LinkSettings, PeerStatus, Transmit
+from protocol.link_events import Action, Crowded, Deliver, LinkSettings, PeerStatus, Transmit
 from protocol.link_frames import (
     Acknowledge,
     Address,
@@ -38,10 +38,12 @@ class OpenLink:
         self._unanswered = 0
         self._beat = 0
         self._peer_beat = 0
+        self._crowded = False
 
-    def send(self, message: bytes, urgent: bool) -> None:
+    def send(self, message: bytes, urgent: bool, payload: bool) -> list[Action]:
         """Accept `message`. Raises CapacityExceeded when the queue is full."""
-        (self._urgent_out if urgent else self._ordered_out).put(message)
+        (self._urgent_out if urgent else self._ordered_out).put(message, payload=payload)
+        return self._crowding()
 
     def flush(self, now_ms: float) -> list[Action]:
         """Let go what the credit admits."""
@@ -49,7 +51,7 @@ class OpenLink:
         for urgent, outbox in ((True, self._urgent_out), (False, self._ordered_out)):
             while (batch := outbox.take(now_ms)) is not None:
                 actions.append(self._data(urgent, batch))
-        return actions
+        return [*actions, *self._crowding()]
 
     def receive(self, frame: Data | Acknowledge | Heartbeat, now_ms: float) -> list[Action]:
         """Take in a frame of this very link."""
@@ -105,6 +107,11 @@ class OpenLink:
         return min(deadline for deadline in deadlines if deadline is not None)
 
     @property
+    def crowded(self) -> bool:
+        """Whether what waits has passed its high mark and not come back to the low one."""
+        return self._crowded
+
+    @property
     def unacknowledged(self) -> int:
         """Messages that were accepted and not acknowledged."""
         return self._ordered_out.unacknowledged + self._urgent_out.unacknowledged
@@ -124,6 +131,13 @@ class OpenLink:
             self._urgent_in.freeze(),
             self._acknowledge_ms is not None,
         )
+
+    def _crowding(self) -> list[Action]:
+        """What changes for who makes payloads."""
+        if self._ordered_out.crowded is self._crowded:
+            return []
+        self._crowded = self._ordered_out.crowded
+        return [Crowded(self.peer, self._crowded)]
 
     def _receive_data(self, frame: Data, now_ms: float) -> list[Action]:
         inbox = self._urgent_in if frame.urgent else self._ordered_in

@@ -23,6 +23,7 @@ from protocol.link import GatewayEnd, NotLinked, WorkerEnd
 from protocol.link_events import (
     Action,
     Connected,
+    Crowded,
     Deliver,
     Disconnected,
     Down,
@@ -41,8 +42,12 @@ from protocol.link_events import (
 from protocol.link_frames import WorkerInfo
 from protocol.messages import (
     Command,
+    Feed,
+    Output,
     RaiseFloor,
     Report,
+    Run,
+    Update,
     WorkerStatus,
     decode_command,
     decode_report,
@@ -124,8 +129,11 @@ class WorkerLink(_Shell):
     All callbacks are called on the loop: `on_up(worker_incarnation, info)` when a worker
     has been introduced, `on_report(report)` for everything that it says, in order, its
     `WorkerStatus` with each heartbeat included, and `on_down(reason)` when it is lost with
-    all that it held for this gateway. An exception in a callback is logged and goes no
-    further. Make it on a running loop. Raises ConfigError for an endpoint that is not safe.
+    all that it held for this gateway. `on_crowded(crowded)` is called, also from within
+    `send`, when so much waits for the worker that no more payloads should be sent, and when
+    little does again; it ends with the link. An exception in a callback is logged and goes
+    no further. Make it on a running loop. Raises ConfigError for an endpoint that is not
+    safe.
     """
 
     def __init__(
@@ -136,6 +144,7 @@ class WorkerLink(_Shell):
         on_report: Callable[[Report], None],
         on_up: Callable[[str, WorkerInfo], None],
         on_down: Callable[[str], None],
+        on_crowded: Callable[[bool], None] = lambda _crowded: None,
         settings: LinkSettings | None = None,
     ) -> None:
         check_endpoint(endpoint)
@@ -147,6 +156,7 @@ class WorkerLink(_Shell):
         self._on_report = on_report
         self._on_up = on_up
         self._on_down = on_down
+        self._on_crowded = on_crowded
         self._local = is_local(endpoint)
         self._socket = LoopSocket(
             zmq.DEALER,
@@ -165,6 +175,11 @@ class WorkerLink(_Shell):
         return self._end.peer
 
     @property
+    def crowded(self) -> bool:
+        """Whether so much waits for the worker that no more payloads should be sent."""
+        return self._end.crowded
+
+    @property
     def unacknowledged(self) -> int:
         """Messages that wait for the worker or for its acknowledgement."""
         return self._end.unacknowledged
@@ -174,16 +189,20 @@ class WorkerLink(_Shell):
 
         Commands arrive in the order of their sending, except that `RaiseFloor` may
         overtake others. Raises EngineLost when no worker is linked, CapacityExceeded
-        when the queue to it is full, InvalidRequest when the command is too long. If it
-        raises, the command was not sent.
+        when the queue to it is full (for what carries payloads before it is for the rest),
+        InvalidRequest when the command is too long. If it raises, the command was not sent.
         """
+        urgent = isinstance(command, RaiseFloor)
+        payload = isinstance(command, Update | Run | Feed)
         try:
-            self._end.send(encode(command), urgent=isinstance(command, RaiseFloor))
+            actions = self._end.send(encode(command), urgent=urgent, payload=payload)
         except NotLinked:
             raise EngineLost("the worker is not connected") from None
         except ValueError as error:
             raise InvalidRequest(str(error), code="payload_too_large") from None
         self._flush_soon()
+        for action in actions:
+            self._carry_out(action)
 
     def start_afresh(self) -> None:
         """Give the link up, because it does not take what must be sent, and open a new one.
@@ -239,6 +258,8 @@ class WorkerLink(_Shell):
             case Down():
                 self.ready = False
                 self._call(self._on_down, action.reason)
+            case Crowded():
+                self._call(self._on_crowded, action.crowded)
             case Refused():
                 self.refusal = action.reason
                 _log.error("worker_refused_link", endpoint=self.endpoint, reason=action.reason)
@@ -275,6 +296,9 @@ class WorkerEndpoint(_Shell):
     earlier link with it had is gone. `on_command(gateway, command)` is called in order,
     `on_gateway_down(gateway)` when it is lost, `status()` before each heartbeat.
     `on_turn_end()` is called once after each loop turn that brought commands.
+    `on_crowded(gateway, crowded)` is called, also from within `send`, when so much waits for
+    a gateway that no more payloads should be made for it, and when little does again; it
+    ends with the link.
     Make it on a running loop. Raises ConfigError when the endpoint is not safe or in use.
     """
 
@@ -289,6 +313,7 @@ class WorkerEndpoint(_Shell):
         on_gateway_down: Callable[[str], None],
         on_turn_end: Callable[[], None],
         status: Callable[[], WorkerStatus],
+        on_crowded: Callable[[str, bool], None] = lambda _gateway, _crowded: None,
         settings: LinkSettings | None = None,
     ) -> None:
         check_endpoint(endpoint)
@@ -301,6 +326,7 @@ class WorkerEndpoint(_Shell):
         self._on_turn_end = on_turn_end
         self._turn_end_due = False
         self._status = status
+        self._on_crowded = on_crowded
         self._local = is_local(endpoint)
         self._probing: asyncio.TimerHandle | None = None
         self._socket = LoopSocket(
@@ -327,16 +353,19 @@ class WorkerEndpoint(_Shell):
         """Send `report`; it leaves at the end of the loop turn.
 
         Raises EngineLost when that gateway is not linked, CapacityExceeded when the queue
-        to it is full, InvalidRequest when the report is too long. If it raises, the
-        report was not sent.
+        to it is full (for output before it is for the rest), InvalidRequest when the report
+        is too long. If it raises, the report was not sent.
         """
+        payload = isinstance(report, Output)
         try:
-            self._end.send(gateway, encode(report))
+            actions = self._end.send(gateway, encode(report), payload=payload)
         except NotLinked:
             raise EngineLost("the gateway is not connected") from None
         except ValueError as error:
             raise InvalidRequest(str(error), code="payload_too_large") from None
         self._flush_soon()
+        for action in actions:
+            self._carry_out(action)
 
     def drop(self, gateway: str) -> None:
         """Give the link to `gateway` up: it is told so and loses what it had here."""
@@ -400,6 +429,8 @@ class WorkerEndpoint(_Shell):
                 self._call(self._on_gateway_up, action.peer)
             case Down():
                 self._call(self._on_gateway_down, action.peer)
+            case Crowded():
+                self._call(self._on_crowded, action.peer, action.crowded)
 
     def _command(self, gateway: str, data: bytes) -> None:
         try:

@@ -21,6 +21,10 @@ from protocol.connectors import Descriptor
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 
+RESET = "reset"
+"""The signal that begins a session's state anew. When it has succeeded the committed step
+is 0, which its result says as `committed_step`; when it fails all is as it was before."""
+
 
 class Fence(msgspec.Struct, frozen=True, array_like=True):
     """Who may command a session: its epoch and the gateway incarnation that owns it."""
@@ -66,7 +70,10 @@ class Update(msgspec.Struct, frozen=True, tag="update"):
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):
-    """Out-of-turn control of the session's state on this stage. Answered."""
+    """Out-of-turn control of the session's state on this stage. Answered.
+
+    It waits for a running step, whose state it would otherwise change in its middle.
+    """
 
     fence: Fence
     command: str
@@ -81,6 +88,11 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     With `last` false more input follows in `Feed`. `readers` are the workers that read
     this turn's output through the arena: edge -> name of the consumer. With `to_client`
     false the gateway only passes its descriptors on.
+
+    `step` is set for a turn that moves the session's state on: step n runs when n - 1 is
+    committed, after whatever step still runs. A step that is committed already is answered
+    again under this turn, where all its output is still kept, and otherwise fails with
+    `step_committed`; one that is ahead fails with `step_out_of_order`.
     """
 
     fence: Fence
@@ -92,6 +104,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
     after_input: int | None = None
     readers: dict[str, str] = {}
     to_client: bool = True
+    step: int | None = None
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed"):
@@ -112,6 +125,16 @@ class RaiseFloor(msgspec.Struct, frozen=True, tag="raise_floor"):
     fence: Fence
     lane: str
     floor: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Cancel the turn, unless it has completed: then its output stays wanted.
+
+    Either way the turn's one `TurnEnded` says which; a turn that is over is left alone.
+    """
+
+    fence: Fence
+    turn: int
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
@@ -160,6 +183,7 @@ Command = (
     | Run
     | Feed
     | RaiseFloor
+    | Stop
     | Attach
     | Acknowledge
     | Replay
@@ -213,6 +237,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
 
     `usage` holds counters by name (tokens, samples). `timeline` holds hop times in
     ms since the worker received the turn: queued, started, first_output, done.
+    `committed_step` is the session's last committed step on this stage, 0 when there is
+    none; None for a turn that is not a step, and where the session is not known.
     """
 
     session: str
@@ -221,6 +247,7 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
     error: ErrorInfo | None = None
     usage: dict[str, Any] = {}
     timeline: dict[str, float] = {}
+    committed_step: int | None = None
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):

@@ -19,14 +19,22 @@ class StreamLimits:
 
     `window_*`: what may be sent and not acknowledged, and what a receiver holds; a
     single message above `window_bytes` may travel alone. `queue_*`: what waits for
-    the window. `frame_*`: how much is put into one frame. `message_bytes`: the longest
-    message.
+    the window, of which payloads may fill `payload_*`: the rest is for control. From
+    `high_*` on the queue is crowded, until no more than `low_*` waits: who makes payloads
+    is to wait meanwhile. `frame_*`: how much is put into one frame. `message_bytes`: the
+    longest message.
     """
 
     window_messages: int = 1024
     window_bytes: int = 8 * 1024 * 1024
     queue_messages: int = 8192
     queue_bytes: int = 32 * 1024 * 1024
+    payload_messages: int = 6144
+    payload_bytes: int = 24 * 1024 * 1024
+    high_messages: int = 2048
+    high_bytes: int = 8 * 1024 * 1024
+    low_messages: int = 512
+    low_bytes: int = 2 * 1024 * 1024
     frame_messages: int = 256
     frame_bytes: int = 256 * 1024
     message_bytes: int = 16 * 1024 * 1024
@@ -61,7 +69,7 @@ class Outbox:
 
     A message waits in a bounded queue until the peer's credit lets it go, then it is
     kept until it is acknowledged. When the queue is full `put` raises, and nothing
-    that was accepted before is lost.
+    that was accepted before is lost. It is full for payloads before it is for control.
     """
 
     def __init__(self, limits: StreamLimits) -> None:
@@ -73,7 +81,13 @@ class Outbox:
         self._sent_bytes = 0
         self._next = 1
         self._patience_ms = limits.retransmit_ms
+        self._crowded = False
         self.retransmitted = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the queue has reached its high mark and not yet fallen to its low one."""
+        return self._crowded
 
     @property
     def unacknowledged(self) -> int:
@@ -89,8 +103,8 @@ class Outbox:
         """The peer holds this much beyond what it has acknowledged."""
         self._credit = credit
 
-    def put(self, message: bytes) -> None:
-        """Accept `message` for sending.
+    def put(self, message: bytes, *, payload: bool = False) -> None:
+        """Accept `message` for sending; `payload` says that it is not control.
 
         Raises CapacityExceeded when the queue is full and ValueError when the
         message is longer than any may be.
@@ -99,13 +113,16 @@ class Outbox:
         size = len(message)
         if size > limits.message_bytes:
             raise ValueError(f"a message of {size} bytes is above {limits.message_bytes}")
-        if (
-            len(self._waiting) >= limits.queue_messages
-            or self._waiting_bytes + size > limits.queue_bytes
-        ):
+        most_messages, most_bytes = limits.queue_messages, limits.queue_bytes
+        if payload:
+            most_messages = min(most_messages, limits.payload_messages)
+            most_bytes = min(most_bytes, limits.payload_bytes)
+        if len(self._waiting) >= most_messages or self._waiting_bytes + size > most_bytes:
             raise CapacityExceeded("the peer does not keep up: the queue to it is full")
         self._waiting.append(message)
         self._waiting_bytes += size
+        if len(self._waiting) >= limits.high_messages or self._waiting_bytes >= limits.high_bytes:
+            self._crowded = True
 
     def take(self, now_ms: float) -> Batch | None:
         """The next batch that may be sent for the first time, None if there is none."""
@@ -128,6 +145,8 @@ class Outbox:
             total += size
         if not messages:
             return None
+        if len(self._waiting) <= limits.low_messages and self._waiting_bytes <= limits.low_bytes:
+            self._crowded = False
         return Batch(self._next - len(messages), messages)
 
     def acknowledged(self, mark: Mark, now_ms: float) -> list[Batch]:
@@ -170,6 +189,7 @@ class Outbox:
             self._next,
             tuple((item.sequence, item.message) for item in self._sent),
             tuple(self._waiting),
+            self._crowded,
         )
 
     def _admits(self, size: int) -> bool:

@@ -30,10 +30,14 @@ class DirectoryAnswered:
 
 @dataclass(frozen=True)
 class StageBound:
-    """A replica was chosen for the stage; commands go to it from now on."""
+    """A replica was chosen for the stage; commands go to it from now on.
+
+    `crowded` says that much waits on the link to it already.
+    """
 
     stage: str
     worker: str
+    crowded: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,14 @@ class Reported:
 
     stage: str
     report: Report
+
+
+@dataclass(frozen=True)
+class StageCrowded:
+    """Much waits on the link to the stage's worker, or little does again."""
+
+    stage: str
+    crowded: bool
 
 
 @dataclass(frozen=True)
@@ -128,9 +140,14 @@ class ClientBlocked:
 
 @dataclass(frozen=True)
 class CloseRequested:
-    """Close the session; idempotent."""
+    """Close the session; idempotent.
+
+    With an `attachment` only if that has control: who was replaced, or looks on, ends
+    nothing.
+    """
 
     reason: CloseReason
+    attachment: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +160,7 @@ Event = (
     | DirectoryAnswered
     | StageBound
     | StageUnavailable
+    | StageCrowded
     | StageLost
     | Reported
     | StageProduced
@@ -207,7 +225,8 @@ class AttachRefused:
 
 @dataclass(frozen=True)
 class HoldClient:
-    """A worker has much of this session to work off: hand no verb over (or go on again)."""
+    """A worker has much of this session, or of all, to work off: hand no verb over (or go on
+    again)."""
 
     hold: bool
 

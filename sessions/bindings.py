@@ -30,6 +30,7 @@ from protocol.messages import (
     Report,
     Run,
     Signal,
+    Stop,
     TurnEnded,
     Update,
 )
@@ -38,7 +39,7 @@ from sessions.actions import Action, BindStage, ToStage
 from sessions.backlog import Backlog
 
 WAITING_COMMANDS = 64
-"""Turn commands that a stage without a worker holds; one more is refused."""
+"""Turn commands that a stage holds while workers are missing; one more is refused."""
 
 
 class BindingState(StrEnum):
@@ -52,7 +53,10 @@ class BindingState(StrEnum):
 
 
 class Binding:
-    """One stage of one session."""
+    """One stage of one session.
+
+    `stage_ready(stage)` says of another stage of the session whether its worker knows it.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,8 @@ class Binding:
         settings: Callable[[], dict[str, Any]],
         act: Callable[[Action], None],
         output: OutputEdge | None = None,
+        *,
+        stage_ready: Callable[[str], bool],
     ) -> None:
         self.stage = stage
         self._output = output
@@ -69,6 +75,7 @@ class Binding:
         self._fence = fence
         self._settings = settings
         self._act = act
+        self._stage_ready = stage_ready
         self._sequence = 0
         self._controls = 0
         self._commands = 0
@@ -76,22 +83,24 @@ class Binding:
         self._configuring: deque[str] = deque()
         self._waiting: deque[Run | Feed] = deque()
         self._backlog = Backlog()
+        self._crowded = False
 
     def bind(self) -> None:
         """Ask for a replica."""
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
-    def bound(self, worker: str) -> None:
-        """A replica was chosen: open the session's state there."""
+    def bound(self, worker: str, crowded: bool = False) -> None:
+        """A replica was chosen: open the session's state there. `crowded` is its link."""
         self.worker = worker
+        self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
         self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
 
     def lost(self) -> int:
         """The worker is gone, and so are the bytes of stream input that are returned: it had
-        not applied them. What waited for a worker goes on waiting."""
+        not applied them. What waited for workers goes on waiting."""
         unapplied_bytes = self._backlog.input_bytes
         self.worker = None
         self._sequence = 0
@@ -99,6 +108,9 @@ class Binding:
         self._awaited = None
         self._configuring.clear()
         self._backlog.clear()
+        self._crowded = False
+        # The next worker counts stream input from 1 again.
+        self._waiting = deque(_after_no_input(command) for command in self._waiting)
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
@@ -119,6 +131,10 @@ class Binding:
         self._configuring.popleft()
         return answer.error
 
+    def awaits(self, answer: Answer) -> bool:
+        """Whether this is the answer to `Open` or `Close`."""
+        return answer.command == self._awaited
+
     def answered(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Open` or `Close`; the error, when it refused."""
         if answer.command != self._awaited:
@@ -131,8 +147,7 @@ class Binding:
             self.lost()
             return answer.error
         self.state = BindingState.READY
-        while self._waiting:
-            self._send(self._waiting.popleft())
+        self.send_waiting()
         return None
 
     @property
@@ -142,8 +157,12 @@ class Binding:
 
     @property
     def full(self) -> bool:
-        """Whether the worker has so much of this session to work off that more should wait."""
-        return self._backlog.full
+        """Whether so much waits for the worker, of this session or of all, that more should."""
+        return self._backlog.full or self._crowded
+
+    def link_crowded(self, crowded: bool) -> None:
+        """The link to the worker is crowded, or has room again."""
+        self._crowded = crowded and self.worker is not None
 
     @property
     def reachable(self) -> bool:
@@ -172,10 +191,16 @@ class Binding:
         self._send(Update(self._fence(), self._sequence, descriptor, self._controls))
         return True
 
-    def signal(self, name: str, arguments: dict[str, Any]) -> None:
-        """Send a signal; a stage without a worker has no state for it to act on."""
-        if self.reachable:
-            self._send(Signal(self._fence(), self._command_id(), name, arguments, self._sequence))
+    def signal(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """Send a signal; the id that its answer will name.
+
+        None without a worker: there is no state for it to act on.
+        """
+        if not self.reachable:
+            return None
+        command = self._command_id()
+        self._send(Signal(self._fence(), command, name, arguments, self._sequence))
+        return command
 
     def run(
         self,
@@ -187,11 +212,14 @@ class Binding:
         *,
         readers: dict[str, str] | None = None,
         to_client: bool = True,
+        step: int | None = None,
     ) -> None:
-        """Start a turn, at once or when a worker is ready.
+        """Start a turn, at once or when its worker and those of its readers are ready.
 
         `readers` maps the edges on which its output goes to other workers to their
-        stages. Raises CapacityExceeded when too many commands wait for a worker.
+        stages; `step` is the number of a turn that moves the stage's state on.
+
+        Raises CapacityExceeded when too many commands wait.
         """
         self._turn_command(
             Run(
@@ -204,6 +232,7 @@ class Binding:
                 self._sequence,
                 readers or {},
                 to_client,
+                step,
             )
         )
 
@@ -212,8 +241,26 @@ class Binding:
         self._turn_command(Feed(self._fence(), turn, descriptor, last))
 
     def waits(self, turn: int) -> bool:
-        """Whether the turn's start still waits for a worker."""
+        """Whether the turn's start still waits for workers."""
         return any(isinstance(c, Run) and c.turn == turn for c in self._waiting)
+
+    def missing(self, turn: int) -> set[str]:
+        """The stages whose workers the turn's start waits for: this one, or its readers."""
+        return {
+            stage
+            for command in self._waiting
+            if isinstance(command, Run) and command.turn == turn
+            for stage in self._missing(command)
+        }
+
+    def send_waiting(self) -> None:
+        """Send what waits for nothing any more: a worker, of this stage or a reader, is ready.
+
+        The commands of one turn go in their order; no turn waits for another.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        for command in waiting:
+            self._turn_command(command)
 
     def acknowledge(self, turn: int, through: int) -> None:
         """The turn's output up to `through` was taken; a worker that is gone keeps nothing."""
@@ -226,6 +273,18 @@ class Binding:
         self._backlog.stop(turns)
         if self.ready:
             self._send(RaiseFloor(self._fence(), lane, floor))
+
+    def stop(self, turn: int) -> bool:
+        """Cancel the turn unless it completes; its last word is still to come.
+
+        False when it waited for a worker: it will not run, and has no last word.
+        """
+        if self.waits(turn):
+            self._waiting = deque(command for command in self._waiting if command.turn != turn)
+            return False
+        if self.ready:
+            self._send(Stop(self._fence(), turn))
+        return True
 
     def close(self, reason: str) -> None:
         """Free the session's state on the worker, if there is one."""
@@ -243,12 +302,22 @@ class Binding:
         return self.state is BindingState.UNBOUND
 
     def _turn_command(self, command: Run | Feed) -> None:
-        if self.ready:
+        missing = self._missing(command)
+        if not missing:
             self._send(command)
             return
         if len(self._waiting) >= WAITING_COMMANDS:
-            raise CapacityExceeded(f"too much work waits for a worker of stage {self.stage}")
+            stages = ", ".join(sorted(missing))
+            raise CapacityExceeded(f"too much work waits for a worker of stage {stages}")
         self._waiting.append(command)
+
+    def _missing(self, command: Run | Feed) -> set[str]:
+        """The stages without which the command is of no use yet."""
+        if isinstance(command, Feed):
+            missing = self.missing(command.turn)
+        else:
+            missing = {s for s in command.readers.values() if not self._stage_ready(s)}
+        return missing if self.ready else missing | {self.stage}
 
     def _send(self, command: Command) -> None:
         match command:
@@ -278,7 +347,13 @@ class Binding:
             tuple(self._configuring),
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
+            self._crowded,
         )
+
+
+def _after_no_input(command: Run | Feed) -> Run | Feed:
+    """The command for a worker that has had no stream input."""
+    return msgspec.structs.replace(command, after_input=0) if isinstance(command, Run) else command
 
 
 def _size(descriptor: Descriptor) -> int:

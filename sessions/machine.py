@@ -34,6 +34,9 @@ class Machine(Protocol):
     def client(self, verb: Any, now_ms: float) -> None:
         """Carry a verb of this kind out. Raises AntiphonError, and then everything is as it was."""
 
+    def refusal(self, verb: Any, error: ErrorInfo) -> Any:
+        """How a verb that was not carried out is answered."""
+
     def facts(self) -> dict[str, Any]:
         """What every answer to a command says beside its outcome."""
 

@@ -53,12 +53,16 @@ class ClauseCut:
 
 @dataclass(frozen=True)
 class FlowEnded:
-    """All stages of the turn have ended, or it failed; nothing follows for it."""
+    """All stages of the turn have ended, or it failed; nothing follows for it.
+
+    `unsettled` are the stages of a failed turn whose last word is still to come.
+    """
 
     turn: int
     error: ErrorInfo | None
     usage: dict[str, dict[str, Any]]
     timelines: dict[str, dict[str, float]]
+    unsettled: frozenset[str] = frozenset()
 
 
 FlowEvent = Produced | ClauseCut | FlowEnded
@@ -97,6 +101,7 @@ class _Flow:
     stages: frozenset[str]
     parameters: Mapping[str, dict[str, Any]]
     edges: list[_EdgeFlow]
+    steps: Mapping[str, int]
     started: set[str] = field(default_factory=set)
     ended: dict[str, TurnEnded] = field(default_factory=dict)
     waits_until_ms: float | None = None
@@ -126,8 +131,11 @@ class Orchestrator:
         inputs: list[Payload],
         parameters: Mapping[str, dict[str, Any]],
         now_ms: float,
+        steps: Mapping[str, int] | None = None,
     ) -> int:
         """Start a turn at stage `entry` that ends when all `ports` have drained.
+
+        `steps` names the stages whose state the turn moves on, and to which step.
 
         Raises CapacityExceeded when too much waits for a worker already.
         """
@@ -142,7 +150,7 @@ class Orchestrator:
             if edge_flow.edge.payload is PayloadType.TEXT:
                 edge_flow.told = True
                 break
-        flow = _Flow(turn, lane, ports, stages, parameters, edges)
+        flow = _Flow(turn, lane, ports, stages, parameters, edges, steps or {})
         descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
         self._run(flow, entry, descriptors, last=True)
         self._flows[turn] = flow
@@ -179,8 +187,7 @@ class Orchestrator:
             return
         flow.ended[stage] = ended
         if ended.status is not TurnStatus.COMPLETED:
-            error = ended.error or EngineFailed(f"stage {stage} cancelled the turn").info()
-            self._fail(flow, error)
+            self._fail(flow, ended.error or _unasked(stage, ended.status))
             return
         for edge_flow in self._edges_from(flow, stage):
             edge_flow.source_ended = True
@@ -216,24 +223,35 @@ class Orchestrator:
         for turn in turns:
             del self._flows[turn]
 
+    def stop(self, turn: int, stage: str) -> None:
+        """Cancel the turn on `stage`, or before it gets there, unless it has completed there.
+
+        What becomes of it is told as of any turn, once the stages have had their last word.
+        """
+        flow = self._flows.get(turn)
+        if flow is None:
+            return
+        running = {stage} if stage in flow.started else flow.started
+        if not all([self._bindings[s].stop(turn) for s in running - flow.ended.keys()]):
+            self._fail(flow, EngineFailed("the turn was cancelled before it ran").info())
+
     def stage_lost(self, stage: str) -> None:
-        """The worker of `stage` is gone: turns that it had begun fail."""
+        """The worker of `stage` is gone: turns that it, or what it reads, had begun fail."""
         error = EngineLost(f"the worker of stage {stage} was lost").info()
         for flow in list(self._flows.values()):
-            begun = stage in flow.started and stage not in flow.ended
-            if begun and not self._bindings[stage].waits(flow.turn):
+            if any(not self._bindings[s].waits(flow.turn) for s in self._in_need_of(flow, stage)):
                 self._fail(flow, error)
 
-    def stage_ready(self, stage: str) -> None:
-        """Turns that waited for `stage` have been handed to it."""
+    def workers_ready(self) -> None:
+        """Turns have been handed to the workers that they waited for."""
         for flow in self._flows.values():
-            if stage in flow.started and all(self._bindings[s].ready for s in flow.started):
+            if not self._waits(flow):
                 flow.waits_until_ms = None
 
     def stage_refused(self, stage: str, error: ErrorInfo) -> None:
         """A new worker refused the session: turns that wait for the stage fail."""
         for flow in list(self._flows.values()):
-            if stage in flow.started and stage not in flow.ended:
+            if self._in_need_of(flow, stage):
                 self._fail(flow, error)
 
     def deadline(self) -> float | None:
@@ -245,8 +263,8 @@ class Orchestrator:
         """Fail the turns that have waited for a worker long enough."""
         for flow in list(self._flows.values()):
             if flow.waits_until_ms is not None and flow.waits_until_ms <= now_ms:
-                missing = sorted(s for s in flow.started if not self._bindings[s].ready)
-                reason = f"no worker came for stage {', '.join(missing)}"
+                missing = {m for s in flow.started for m in self._bindings[s].missing(flow.turn)}
+                reason = f"no worker came for stage {', '.join(sorted(missing))}"
                 self._fail(flow, EngineLost(reason).info())
 
     def forget(self, lane: str) -> None:
@@ -258,8 +276,11 @@ class Orchestrator:
         """Whether the turn is still in progress."""
         return turn in self._flows
 
+    def _waits(self, flow: _Flow) -> bool:
+        return any(self._bindings[stage].waits(flow.turn) for stage in flow.started)
+
     def _watch_waiting(self, flow: _Flow, now_ms: float) -> None:
-        if not all(self._bindings[stage].ready for stage in flow.started):
+        if self._waits(flow):
             flow.waits_until_ms = flow.waits_until_ms or now_ms + self._pipeline.limits.restore_ms
 
     def _cut(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
@@ -339,21 +360,34 @@ class Orchestrator:
         else:
             self._run(flow, target, [descriptor], last=False)
 
-    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
+    def _readers(self, flow: _Flow, stage: str) -> dict[str, str]:
+        """The stages whose workers read what `stage` makes from its arena, by edge."""
         readers = {}
         for edge_flow in flow.edges:
             edge = edge_flow.edge
             name = edge_name(edge.source, edge.target)
             if edge.source == stage and self._pipeline.connectors.get(name) is ConnectorKind.SHM:
                 readers[name] = edge.target
+        return readers
+
+    def _in_need_of(self, flow: _Flow, stage: str) -> list[str]:
+        """The stages at work on the turn that cannot go on without the worker of `stage`."""
+        return [
+            at_work
+            for at_work in flow.started - flow.ended.keys()
+            if at_work == stage or stage in self._readers(flow, at_work).values()
+        ]
+
+    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
         self._bindings[stage].run(
             flow.turn,
             flow.lane,
             flow.parameters.get(stage, {}),
             inputs,
             last,
-            readers=readers,
+            readers=self._readers(flow, stage),
             to_client=self._for_client(flow, stage),
+            step=flow.steps.get(stage),
         )
         flow.started.add(stage)
 
@@ -368,18 +402,23 @@ class Orchestrator:
 
     def _fail(self, flow: _Flow, error: ErrorInfo) -> None:
         del self._flows[flow.turn]
+        unsettled = set()
         for stage in flow.started:
             if stage not in flow.ended:
+                if self._bindings[stage].ready:
+                    unsettled.add(stage)
                 # A lane of replies runs one turn at a time, and a turn of the input lane has a
                 # single stage, which has ended or is gone: no other turn is below this floor.
                 self._bindings[stage].raise_floor(flow.lane, flow.turn + 1, {flow.turn})
-        self._emit(self._result(flow, error))
+        self._emit(self._result(flow, error, frozenset(unsettled)))
 
     @staticmethod
-    def _result(flow: _Flow, error: ErrorInfo | None) -> FlowEnded:
+    def _result(
+        flow: _Flow, error: ErrorInfo | None, unsettled: frozenset[str] = frozenset()
+    ) -> FlowEnded:
         usage = {stage: dict(ended.usage) for stage, ended in flow.ended.items()}
         timelines = {stage: dict(ended.timeline) for stage, ended in flow.ended.items()}
-        return FlowEnded(flow.turn, error, usage, timelines)
+        return FlowEnded(flow.turn, error, usage, timelines, unsettled)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
@@ -394,3 +433,11 @@ class Orchestrator:
             )
             for flow in sorted(self._flows.values(), key=lambda flow: flow.turn)
         )
+
+
+def _unasked(stage: str, status: TurnStatus) -> ErrorInfo:
+    """Why a stage ended a turn that it gives no reason for."""
+    if status is TurnStatus.CANCELLED:
+        # A worker cancels by itself only what it leaves behind when it is stopped.
+        return EngineLost(f"the worker of stage {stage} gave the turn up").info()
+    return EngineFailed(f"stage {stage} failed").info()

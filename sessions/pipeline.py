@@ -54,6 +54,9 @@ class Kind(StrEnum):
     """What loop a pipeline's sessions are."""
 
     DUPLEX = "duplex"
+    WORLD = "world"
+    ROBOT = "robot"
+    ONE_SHOT = "one-shot"
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ class Pipeline:
     voice: str = ""
     voices: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = Kind.DUPLEX
+    state: str = ""
+    """The stage that keeps the state of a step loop; "" where it is the first one."""
+
+    @property
+    def entry(self) -> str:
+        """The stage without input, where turns begin."""
+        targets = {edge.target for edge in self.edges}
+        return next(stage for stage in self.stages if stage not in targets)
 
     def output_edge(self, stage: str) -> OutputEdge:
         """How the output of `stage` reaches this gateway: the edge to its client."""
@@ -112,6 +123,19 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class StepRoles:
+    """Where a step of a world or robot pipeline enters, and which stage keeps the state."""
+
+    enter: str
+    state: str
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> StepRoles:
+        """The roles: where turns begin, and the stage that is named."""
+        return cls(pipeline.entry, pipeline.state or pipeline.entry)
+
+
+@dataclass(frozen=True)
 class DuplexRoles:
     """Which stage of a duplex pipeline hears, which thinks, which speaks."""
 
@@ -122,6 +146,4 @@ class DuplexRoles:
     @classmethod
     def of(cls, pipeline: Pipeline) -> DuplexRoles:
         """The roles by position: the stage without input hears; the ports name the others."""
-        targets = {edge.target for edge in pipeline.edges}
-        hear = next(stage for stage in pipeline.stages if stage not in targets)
-        return cls(hear, pipeline.outputs["text"], pipeline.outputs["audio"])
+        return cls(pipeline.entry, pipeline.outputs["text"], pipeline.outputs["audio"])

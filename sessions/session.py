@@ -37,6 +37,7 @@ from sessions.actions import (
     Released,
     Reported,
     StageBound,
+    StageCrowded,
     StageLost,
     StageProduced,
     StageUnavailable,
@@ -56,7 +57,7 @@ from sessions.client import (
 )
 from sessions.commands import Commands
 from sessions.directory import Create, Outcome, Record, Reply, Request, Write
-from sessions.duplex.machine import DuplexMachine
+from sessions.kinds import MACHINES
 from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
 from sessions.machine import Machine
 from sessions.pipeline import Limits, Pipeline
@@ -124,7 +125,7 @@ class Session:
         )
         self._commands = Commands(self._attachments.emit)
         self._bindings: dict[str, Binding] = {}
-        self._machine: Machine = DuplexMachine(
+        self._machine: Machine = MACHINES[pipeline.kind](
             replace(pipeline, limits=self.limits),
             self._bindings,
             emit=self._attachments.emit,
@@ -140,6 +141,7 @@ class Session:
                 self._settings_of(stage),
                 self._actions_append,
                 pipeline.output_edge(stage),
+                stage_ready=lambda of: self._bindings[of].ready,
             )
 
     @property
@@ -200,6 +202,8 @@ class Session:
                 self._stage_bound(event)
             case StageUnavailable():
                 self._stage_unavailable(event)
+            case StageCrowded():
+                self._bindings[event.stage].link_crowded(event.crowded)
             case StageLost():
                 self._stage_lost(event.stage)
             case Reported():
@@ -218,8 +222,9 @@ class Session:
                 self._attach(event)
             case Detached():
                 self._detached(event.attachment)
-            case CloseRequested():
-                self._close(event.reason, None)
+            case CloseRequested(attachment=attachment):
+                if attachment in (None, self._attachments.controller):
+                    self._close(event.reason, None)
             case Tick():
                 self._tick()
             case _:
@@ -307,7 +312,7 @@ class Session:
         if event.command is not None:
             self._commands.answer(event.command, error, self._machine.facts())
         elif error is not None:
-            attachments.emit(Refused(error, event.verb.ref))
+            attachments.emit(self._machine.refusal(event.verb, error))
 
     def _attach(self, request: AttachRequested) -> None:
         if self._lifecycle.live:
@@ -346,7 +351,7 @@ class Session:
     def _stage_bound(self, event: StageBound) -> None:
         binding = self._bindings[event.stage]
         if binding.state is BindingState.BINDING and self.state is not State.CLOSING:
-            binding.bound(event.worker)
+            binding.bound(event.worker, event.crowded)
 
     def _stage_unavailable(self, event: StageUnavailable) -> None:
         if self.state is State.OPENING:
@@ -379,6 +384,10 @@ class Session:
             if live:
                 self._machine.settings_refused(event.stage, refused, self._now_ms)
             return
+        if not binding.awaits(event.report):
+            if live and binding.ready:
+                self._machine.report(event.stage, event.report, self._now_ms)
+            return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)
         if self.state is State.OPENING:
@@ -391,6 +400,8 @@ class Session:
             self._machine.stage_refused(event.stage, error, self._now_ms)
             self._close(CloseReason.ENGINE_LOST, error)
         elif live and was_opening and binding.ready:
+            for other in self._bindings.values():
+                other.send_waiting()
             self._machine.stage_ready(event.stage, self._now_ms)
             self._attachments.emit(Restored(event.stage))
         elif not live:

@@ -8,6 +8,7 @@
 - `wait`: emits "waiting", then ends once the signal `release` has come.
 - `stubborn`: as `block`, and ends normally when it is cancelled.
 - `flood`: emits `count` pieces of `size` bytes at once, then blocks.
+- `pour`: emits as many once there is room for each, then ends.
 - `sleep_forever_in_thread`: as `block`, in a thread that cannot be stopped.
 """
 
@@ -134,6 +135,13 @@ class SyntheticSession(EngineSession):
             turn.emit(piece)
         return await self._block(turn)
 
+    async def _pour(self, turn: Turn) -> TurnResult:
+        piece = text_payload("x" * turn.parameters["size"])
+        for _ in range(turn.parameters["count"]):
+            await turn.room()
+            turn.emit(piece)
+        return TurnResult()
+
     async def _sleep_forever_in_thread(self, turn: Turn) -> TurnResult:
         turn.emit(text_payload("blocked"))
         await asyncio.to_thread(threading.Event().wait)
@@ -147,6 +155,7 @@ class SyntheticSession(EngineSession):
         "wait": _wait,
         "stubborn": _stubborn,
         "flood": _flood,
+        "pour": _pour,
         "sleep_forever_in_thread": _sleep_forever_in_thread,
     }
 

@@ -31,6 +31,7 @@ from protocol.messages import (
     Run,
     Signal,
     StageEvent,
+    Stop,
     TurnEnded,
     TurnStatus,
     Update,
@@ -49,6 +50,7 @@ from workers.control_events import (
     GatewayUp,
     InputFailed,
     InputTaken,
+    LinkCrowded,
     Noticed,
     OperationDone,
     OutputRefused,
@@ -57,6 +59,7 @@ from workers.control_events import (
     Settle,
     ShuttingDown,
     Tick,
+    TurnCommitted,
     TurnFinished,
 )
 from workers.session_control import SessionControl, SessionState, Totals, payloads_of
@@ -71,6 +74,7 @@ class Control:
         self._stopping = False
         self._sessions: dict[str, SessionControl] = {}
         self._gateways: set[str] = set()
+        self._crowded: set[str] = set()
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._timed = Deadlines()
@@ -124,6 +128,8 @@ class Control:
                 self._free_sessions_of(event.gateway, now_ms)
             case GatewayDown():
                 self._gateway_down(event.gateway, now_ms)
+            case LinkCrowded():
+                self._link_crowded(event.gateway, event.crowded)
             case EngineReady():
                 self._ready = True
             case Settle():
@@ -151,8 +157,9 @@ class Control:
         return (
             self._ready,
             self._stopping,
-            tuple(self._sessions[name].freeze() for name in sorted(self._sessions)),
+            tuple(session.freeze() for session in self._sessions.values()),
             tuple(sorted(self._gateways)),
+            tuple(sorted(self._crowded)),
             tuple(sorted(self._gone_ms)),
             tuple(self._fences.items()),
             tuple(sorted(self._reopens)),
@@ -168,13 +175,16 @@ class Control:
         | Emitted
         | OutputRefused
         | Noticed
-        | TurnFinished,
+        | TurnFinished
+        | TurnCommitted,
         now_ms: float,
     ) -> None:
         match event:
             case OperationDone():
                 session.operation_done(event, now_ms)
             case Emitted():
+                # Whose output is the longest ago goes on first when a link has room again.
+                self._sessions[event.session] = self._sessions.pop(event.session)
                 session.output(event, now_ms)
             case OutputRefused():
                 session.fail_turn(event.turn, event.error, now_ms)
@@ -182,6 +192,8 @@ class Control:
                 session.input_taken(event)
             case TurnFinished():
                 session.turn_finished(event, now_ms)
+            case TurnCommitted():
+                session.turn_committed(event, now_ms)
             case Noticed():
                 self._report(session.owner, StageEvent(event.session, event.name, event.arguments))
             case InputFailed():
@@ -202,6 +214,7 @@ class Control:
             self._command_unknown(gateway, command, now_ms)
             return
         session.epoch, session.owner = fence.epoch, fence.owner
+        session.link_crowded(fence.owner in self._crowded)
         self._remember_fence(fence)
         match command:
             case Open() if not session.knows(command.command):
@@ -213,6 +226,8 @@ class Control:
                 session.update(command, now_ms)
             case RaiseFloor():
                 session.raise_floor(command, now_ms)
+            case Stop():
+                session.stop(command.turn, now_ms)
             case Attach():
                 self._actions.append(AttachArena(command.path))
             case Acknowledge():
@@ -257,6 +272,7 @@ class Control:
             self._actions_append,
             self._report,
             self._send_output,
+            crowded=fence.owner in self._crowded,
         )
         self._sessions[fence.session] = session
         session.command(command, now_ms)
@@ -294,11 +310,12 @@ class Control:
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
                 self._report(gateway, ended)
-            case Update() | Feed() | RaiseFloor() | Attach() | Acknowledge():
+            case Update() | Feed() | RaiseFloor() | Stop() | Attach() | Acknowledge():
                 pass
 
     def _gateway_down(self, gateway: str, now_ms: float) -> None:
         self._gateways.discard(gateway)
+        self._link_crowded(gateway, False)
         self._reopens = {n: r for n, r in self._reopens.items() if r[0] != gateway}
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
@@ -307,6 +324,17 @@ class Control:
             # Nobody is there to take what these turns would still make.
             session.cancel_turns(now_ms)
             self._note(session, now_ms)
+
+    def _link_crowded(self, gateway: str, crowded: bool) -> None:
+        if crowded is (gateway in self._crowded):
+            return
+        if crowded:
+            self._crowded.add(gateway)
+        else:
+            self._crowded.discard(gateway)
+        for session in self._sessions.values():
+            if session.owner == gateway:
+                session.link_crowded(crowded)
 
     def _free_sessions_of(self, gateway: str, now_ms: float) -> None:
         for session in list(self._sessions.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -42,6 +43,22 @@ class ControlLimits:
     remembered_fences: int = 4096
     retention: RetentionLimits = field(default_factory=RetentionLimits)
 
+    @classmethod
+    def serving(cls, sessions: int, *, owner_gone_ms: float) -> ControlLimits:
+        """Bounds under which `sessions` work at once.
+
+        There is room for a quarter more, and 16, because a gateway gives up waiting for a
+        session to be freed before its worker does, and for four turns a session: those that
+        were cancelled and those out of band run beside the one that is heard.
+        """
+        places = sessions + sessions // 4 + 16
+        return cls(
+            sessions=places,
+            turns=4 * places,
+            remembered_fences=max(4096, 4 * places),
+            owner_gone_ms=owner_gone_ms,
+        )
+
 
 # Events
 
@@ -63,6 +80,13 @@ class GatewayDown(msgspec.Struct, frozen=True):
     """The link to this gateway is lost; nothing reaches it."""
 
     gateway: str
+
+
+class LinkCrowded(msgspec.Struct, frozen=True):
+    """Much waits for this gateway on its link, or little does again; until said: little."""
+
+    gateway: str
+    crowded: bool
 
 
 class EngineReady(msgspec.Struct, frozen=True):
@@ -126,13 +150,25 @@ class TurnOutcome(Enum):
 
 
 class TurnFinished(msgspec.Struct, frozen=True):
-    """The engine's run of a turn has ended; nothing of it comes any more."""
+    """The engine's run of a turn has ended; nothing of it comes any more.
+
+    `commit` is what the engine wants done when the turn counts as completed.
+    """
 
     session: str
     turn: int
     outcome: TurnOutcome
     error: ErrorInfo | None = None
     usage: dict[str, Any] = {}
+    commit: Callable[[], None] | None = None
+
+
+class TurnCommitted(msgspec.Struct, frozen=True):
+    """The turn's commit was called; with `error` it failed, and the state is lost."""
+
+    session: str
+    turn: int
+    error: ErrorInfo | None = None
 
 
 class Settle(msgspec.Struct, frozen=True):
@@ -151,6 +187,7 @@ Event = (
     CommandReceived
     | GatewayUp
     | GatewayDown
+    | LinkCrowded
     | EngineReady
     | OperationDone
     | InputFailed
@@ -159,6 +196,7 @@ Event = (
     | OutputRefused
     | Noticed
     | TurnFinished
+    | TurnCommitted
     | Settle
     | Tick
     | ShuttingDown
@@ -224,6 +262,24 @@ class StartTurn(msgspec.Struct, frozen=True):
     last: bool
     readers: dict[str, str] = {}
     to_client: bool = True
+    step: int | None = None
+
+
+class RepeatTurn(msgspec.Struct, frozen=True):
+    """The output of an earlier turn follows as this turn's: no engine runs."""
+
+    session: str
+    turn: int
+    readers: dict[str, str]
+    to_client: bool
+
+
+class CommitTurn(msgspec.Struct, frozen=True):
+    """The turn counts as completed: call `commit`; answer with `TurnCommitted` at once."""
+
+    session: str
+    turn: int
+    commit: Callable[[], None]
 
 
 class FeedTurn(msgspec.Struct, frozen=True):
@@ -293,6 +349,8 @@ Action = (
     | SignalSession
     | ApplyInput
     | StartTurn
+    | RepeatTurn
+    | CommitTurn
     | FeedTurn
     | CancelTurn
     | VoidTurn

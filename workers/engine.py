@@ -36,7 +36,8 @@ class Turn:
     turn that streams (text clauses into a voice) gets them one by one. `emit`
     hands an output piece to the runtime and may be called only on the loop. `room`
     waits while too much output of the session has not been taken by its consumer: an
-    engine that makes much awaits it between pieces.
+    engine that makes much awaits it between pieces. `step` is the number of a turn that
+    moves the session's state on, None of any other.
     """
 
     number: int
@@ -45,13 +46,21 @@ class Turn:
     inputs: AsyncIterator[Payload]
     emit: Callable[[Payload], None]
     room: Callable[[], Awaitable[None]] = no_wait
+    step: int | None = None
 
 
 @dataclass
 class TurnResult:
-    """What a completed turn used: counters by name, for `usage`."""
+    """What a completed turn used: counters by name, for `usage`.
+
+    `commit` puts the state that the turn has come to in the place of the session's
+    state. The runtime calls it on the loop, at once and at most once, and only when the
+    turn counts as completed: one that was cancelled while it finished never happened.
+    It should be no more than an assignment; when it raises the session's state is lost.
+    """
 
     usage: dict[str, Any] = field(default_factory=dict)
+    commit: Callable[[], None] | None = None
 
 
 class EngineSession(ABC):
@@ -65,6 +74,11 @@ class EngineSession(ABC):
         wanted: stop computing as soon as the engine can and leave the session's
         state as if the turn had produced only what was emitted. Any other
         exception fails this turn only.
+
+        A step (`turn.step`) changes nothing of the session's state: what it has come to
+        takes effect in `TurnResult.commit` alone, so that a step that fails or is
+        cancelled leaves the state as it was. Steps run one after the other, except that
+        one which does not stop when it is cancelled may still be running.
         """
 
     def update(self, payload: Payload) -> None:
@@ -81,7 +95,9 @@ class EngineSession(ABC):
     def signal(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Out-of-turn control; the returned map is the answer's result.
 
-        Raises protocol.errors.InvalidRequest for a name it does not know.
+        Raises protocol.errors.InvalidRequest for a name it does not know. An engine of
+        steps knows `protocol.messages.RESET`: the session's state is as at its open, with
+        what `arguments` say; an error leaves it as it was.
         """
         raise NotImplementedError("this engine takes no signals")
 

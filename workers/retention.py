@@ -1,7 +1,8 @@
 """What a session's turns have produced, kept until the consumer has acknowledged it.
 
 Bounded in bytes and in age. A producer whose session has reached the bound is paced:
-it makes nothing more until something is acknowledged. What grows older than the age
+it makes nothing more until something is acknowledged. One that makes more nevertheless
+comes to a hard bound, where its turn fails. What grows older than the age
 bound goes, oldest first; a replay that begins before what is left says so.
 """
 
@@ -16,10 +17,15 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """`bytes` and `pieces` of a session beyond which its producers wait; `age_ms` of a piece."""
+    """`bytes` and `pieces` of a session beyond which its producers wait; `age_ms` of a piece.
+
+    Beyond `hard_bytes` or `hard_pieces` nothing more is taken.
+    """
 
     bytes: int = 8 * 1024 * 1024
     pieces: int = 4_096
+    hard_bytes: int = 32 * 1024 * 1024
+    hard_pieces: int = 16_384
     age_ms: float = 120_000.0
 
 
@@ -66,6 +72,11 @@ class Retention(Generic[Kept]):
     def full(self) -> bool:
         """Whether producers of this session must wait."""
         return self.bytes >= self._limits.bytes or self.pieces >= self._limits.pieces
+
+    @property
+    def overfull(self) -> bool:
+        """Whether producers of this session did not wait, for so long that no more is taken."""
+        return self.bytes >= self._limits.hard_bytes or self.pieces >= self._limits.hard_pieces
 
     def keep(self, turn: int, sequence: int, size: int, what: Kept, now_ms: float) -> None:
         """Keep a piece; `sequence` grows by one from piece to piece of a turn."""

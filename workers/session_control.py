@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec.structs import replace
+
 from protocol.connectors import Descriptor
 from protocol.errors import (
     AntiphonError,
@@ -20,6 +22,7 @@ from protocol.errors import (
     SessionStateLost,
 )
 from protocol.messages import (
+    RESET,
     Acknowledge,
     Answer,
     Command,
@@ -43,6 +46,7 @@ from workers.control_events import (
     Action,
     ApplyInput,
     CancelTurn,
+    CommitTurn,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
@@ -53,15 +57,18 @@ from workers.control_events import (
     OpenSession,
     OperationDone,
     PaceTurn,
+    RepeatTurn,
     SendOutput,
     SignalSession,
     StartTurn,
+    TurnCommitted,
     TurnFinished,
     TurnOutcome,
     VoidTurn,
 )
 from workers.input_order import InputOrder
 from workers.retention import Retention
+from workers.step_order import StepOrder
 
 
 class SessionState(Enum):
@@ -95,15 +102,22 @@ class _Turn:
     cancel_by_ms: float | None = None
     paced: bool = False
     error: ErrorInfo | None = None
+    step: int | None = None
+    committing: TurnFinished | None = None
+    """Set from when the turn counts as completed: it is too late to cancel it."""
 
 
 @dataclass
 class _Ended:
-    """A turn that is over. `void`: none of its content is wanted, or there is none."""
+    """A turn that is over. `void`: none of its content is wanted, or there is none.
+
+    `step` is set while the turn is the answer to that committed step.
+    """
 
     report: TurnEnded
     lane: str
     void: bool
+    step: int | None = None
 
 
 @dataclass
@@ -129,9 +143,11 @@ class SessionControl:
     report: Callable[[str, Report], None]
     send_output: Callable[[SendOutput], None]
     state: SessionState = SessionState.OPENING
+    crowded: bool = False
     unsaid: bool = False
     gap_since_ms: float | None = None
     _busy: str | None = None
+    _resetting: bool = False
     _mailbox: deque[_Waiting] = field(default_factory=deque)
     _input: InputOrder = field(default_factory=InputOrder)
     _turns: dict[int, _Turn] = field(default_factory=dict)
@@ -140,6 +156,7 @@ class SessionControl:
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
     _close_by_ms: float = 0.0
+    _steps: StepOrder = field(default_factory=StepOrder)
 
     def __post_init__(self) -> None:
         self._retention: Retention[tuple[int, Payload]] = Retention(self.limits.retention)
@@ -205,9 +222,16 @@ class SessionControl:
         for turn, ended in self._ended.items():
             if ended.lane == command.lane and turn < floor and not ended.void:
                 ended.void = True
-                self._release(self._retention.forget(turn))
-                self.act(VoidTurn(self.session, turn))
+                self._void(turn)
         self._pump(now_ms)
+
+    def stop(self, turn: int, now_ms: float) -> None:
+        """Cancel a turn that waits or runs; what has completed stays."""
+        if (state := self._turns.get(turn)) is not None:
+            self._cancel(turn, state, now_ms)
+        elif self._waits(turn):
+            self._drop_waiting(turn, TurnStatus.CANCELLED, None)
+            self._pump(now_ms)
 
     def close(self, command: str | None, now_ms: float) -> None:
         """Cancel everything, then free the session; answered once that is done."""
@@ -237,7 +261,12 @@ class SessionControl:
             raise ValueError(f"session {event.session} has no operation in progress")
         self.totals.progress += 1
         opening = self.state is SessionState.OPENING
-        self._answer(Answer(self.session, command, event.error, event.result))
+        result = event.result
+        if self._resetting and event.error is None:
+            result = {**result, "committed_step": 0}
+            self._begin_anew()
+        self._resetting = False
+        self._answer(Answer(self.session, command, event.error, result))
         if self.state is SessionState.CLOSING:
             self._finish_closing()
         elif opening and event.error is not None:
@@ -252,21 +281,26 @@ class SessionControl:
         state = self._turns.get(event.turn)
         if state is None or state.cancel_by_ms is not None:
             return
+        if self._retention.overfull:
+            reason = "the engine made more than is kept for a session: it did not wait for room"
+            self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
+            return
         if state.first_output_ms is None:
             state.first_output_ms = now_ms
         state.outputs += 1
         self.totals.progress += 1
-        size = len(event.payload.data)
-        self._retention.keep(
-            event.turn, state.outputs, size, (state.outputs, event.payload), now_ms
-        )
-        self.totals.kept_bytes += size
-        self._send_output(event.turn, state.outputs, event.payload)
+        self._keep(event.turn, state.outputs, event.payload, now_ms)
         self._pace()
 
     def acknowledge(self, command: Acknowledge) -> None:
         """The consumer has taken output: it goes, and paced turns may go on."""
         self._release(self._retention.acknowledge(command.turn, command.through))
+
+    def link_crowded(self, crowded: bool) -> None:
+        """The link to the session's owner is crowded, or has room: its turns wait, or go on."""
+        if crowded is not self.crowded:
+            self.crowded = crowded
+            self._pace()
 
     def replay(self, command: Replay) -> None:
         """Send again what is kept after the cursor, and say what is gone."""
@@ -289,19 +323,37 @@ class SessionControl:
     def fail_turn(self, turn: int, error: ErrorInfo, now_ms: float) -> None:
         """End a running turn with `error`: its engine is stopped first."""
         state = self._turns.get(turn)
-        if state is not None and state.error is None and state.cancel_by_ms is None:
+        if state is None or state.committing is not None:
+            return
+        if state.error is None and state.cancel_by_ms is None:
             state.error = error
             self._cancel(turn, state, now_ms)
 
     def turn_finished(self, event: TurnFinished, now_ms: float) -> None:
-        """Say how a turn ended."""
-        state = self._turns.pop(event.turn, None)
+        """Say how a turn ended; one that completed is committed first."""
+        state = self._turns.get(event.turn)
         if state is None:
             return
         self.totals.progress += 1
         status, error = _ending(state, event)
-        self._end_started(event.turn, state, status, error, event.usage, now_ms)
-        self._finish_closing()
+        if status is TurnStatus.COMPLETED and event.commit is not None:
+            state.committing = event
+            self.act(CommitTurn(self.session, event.turn, event.commit))
+            return
+        self._end_started(event.turn, status, error, event.usage, now_ms)
+
+    def turn_committed(self, event: TurnCommitted, now_ms: float) -> None:
+        """The completed turn's state has become the session's, or is lost."""
+        state = self._turns.get(event.turn)
+        if state is None or state.committing is None:
+            raise ValueError(f"turn {event.turn} of session {event.session} was not to commit")
+        usage = state.committing.usage
+        if event.error is None:
+            self._end_started(event.turn, TurnStatus.COMPLETED, None, usage, now_ms)
+            return
+        self._steps.lost = True
+        lost = SessionStateLost(f"the turn's state could not be kept: {event.error.message}")
+        self._end_started(event.turn, TurnStatus.FAILED, lost.info(), usage, now_ms)
 
     # Time
 
@@ -321,10 +373,9 @@ class SessionControl:
         self._release(self._retention.expire(now_ms))
         for turn, state in list(self._turns.items()):
             if state.cancel_by_ms is not None and now_ms >= state.cancel_by_ms:
-                del self._turns[turn]
                 self.act(AbandonTurn(self.session, turn))
                 status = TurnStatus.FAILED if state.error else TurnStatus.CANCELLED
-                self._end_started(turn, state, status, state.error, {}, now_ms)
+                self._end_started(turn, status, state.error, {}, now_ms)
         if self.gap_since_ms is not None and now_ms >= self.gap_since_ms + self.limits.gap_ms:
             self._give_up_gap(now_ms)
         if self.state is SessionState.CLOSING and now_ms >= self._close_by_ms:
@@ -348,12 +399,14 @@ class SessionControl:
             tuple((item.barrier, item.command) for item in self._mailbox),
             self._input.freeze(),
             tuple(
-                (turn, state.lane, state.outputs, state.cancel_by_ms is not None)
+                (turn, state.lane, state.outputs, state.cancel_by_ms is not None, state.paced)
                 for turn, state in sorted(self._turns.items())
             ),
             tuple(sorted(self._floors.items())),
             tuple(self._answers.items()),
             self._retention.freeze(),
+            self._steps.freeze(),
+            self.crowded,
         )
 
     # Inside
@@ -371,14 +424,38 @@ class SessionControl:
                 self.act(ApplyInput(self.session, following.sequence, following.payload))
                 self.gap_since_ms = None
                 continue
+            if self._must_wait(head.command):
+                self._pass_feeds(now_ms)
+                break
             self._mailbox.popleft()
             self.totals.waiting -= 1
             self._carry_out(head, now_ms)
-        missing = self._busy is None and (bool(self._input) or bool(self._mailbox))
+        head = self._mailbox[0] if self._mailbox else None
+        missing = self._busy is None and (bool(self._input) or head is not None)
+        if head is not None and self._input.received >= head.barrier:
+            missing = missing and not self._must_wait(head.command)
         if not missing or self.state is SessionState.CLOSING:
             self.gap_since_ms = None
         elif self.gap_since_ms is None:
             self.gap_since_ms = now_ms
+
+    def _must_wait(self, command: Open | Configure | Signal | Run | Feed) -> bool:
+        """Whether a step runs whose state the command would change, or move on."""
+        if self._steps.running is None:
+            return False
+        return isinstance(command, Configure | Signal) or (
+            isinstance(command, Run) and command.step is not None
+        )
+
+    def _pass_feeds(self, now_ms: float) -> None:
+        """Hand running turns their input past a command that may wait for their end."""
+        waiting, self._mailbox = self._mailbox, deque()
+        for item in waiting:
+            if isinstance(item.command, Feed) and item.command.turn in self._turns:
+                self.totals.waiting -= 1
+                self._feed(item.command, now_ms)
+            else:
+                self._mailbox.append(item)
 
     def _give_up_gap(self, now_ms: float) -> None:
         """State as lost what is missing before the next held input or waiting command.
@@ -400,12 +477,18 @@ class SessionControl:
             case Open(command=command, settings=settings, output=output):
                 self._busy = command
                 self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
+            case Configure() | Signal() as control if (
+                error := self._unusable(control)
+            ) is not None:
+                self._input.controls += 1
+                self._refuse(control, error, now_ms)
             case Configure(command=command, settings=settings):
                 self._busy = command
                 self._input.controls += 1
                 self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
                 self._busy = command
+                self._resetting = name == RESET
                 self._input.controls += 1
                 self.act(SignalSession(self.session, name, arguments))
             case Run() as run:
@@ -416,12 +499,20 @@ class SessionControl:
     def _start(self, run: Run, received_ms: float, now_ms: float) -> None:
         if run.turn < self._floors.get(run.lane, 0):
             self._end_unstarted(run, TurnStatus.CANCELLED, None)
+        elif (lost := self._steps.unusable()) is not None:
+            self._refuse(run, lost, now_ms)
+        elif run.step is not None and run.step != self._steps.committed + 1:
+            self._answer_again(run, now_ms)
         elif len(self._turns) >= self.limits.turns_per_session:
             self._refuse(run, CapacityExceeded("too many turns run in this session"), now_ms)
         elif self.totals.turns >= self.limits.turns:
             self._refuse(run, CapacityExceeded("too many turns run on this worker"), now_ms)
         else:
-            self._turns[run.turn] = _Turn(run.lane, received_ms, now_ms, not run.last)
+            self._turns[run.turn] = _Turn(
+                run.lane, received_ms, now_ms, not run.last, step=run.step
+            )
+            if run.step is not None:
+                self._steps.begin(run.step, run.turn)
             self.totals.turns += 1
             self.act(
                 StartTurn(
@@ -434,8 +525,50 @@ class SessionControl:
                     run.last,
                     run.readers,
                     run.to_client,
+                    run.step,
                 )
             )
+            self._pace()
+
+    def _answer_again(self, run: Run, now_ms: float) -> None:
+        """Answer a step that is not the next: as it was answered, or with the reason."""
+        assert run.step is not None
+        found = next(((t, e) for t, e in self._ended.items() if e.step == run.step), None)
+        if found is None:
+            self._refuse(run, self._steps.refusal(run.step), now_ms)
+            return
+        earlier, ended = found
+        kept = self._retention.replay(earlier, 0)
+        if ended.void or kept.lost:
+            self._refuse(run, self._steps.refusal(run.step), now_ms)
+            return
+        self._discard(run)
+        self._void(earlier)
+        ended.step, ended.void = None, True
+        self.act(RepeatTurn(self.session, run.turn, run.readers, run.to_client))
+        for sequence, payload in kept.pieces:
+            self._keep(run.turn, sequence, payload, now_ms)
+        report = replace(ended.report, turn=run.turn, committed_step=self._steps.committed)
+        self._turn_ended(report, run.lane, void=False, step=run.step)
+
+    def _begin_anew(self) -> None:
+        """The engine's state is as at its open: no earlier step is one of it."""
+        self._steps.reset()
+        for ended in self._ended.values():
+            ended.step = None
+
+    def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
+        """Why a command cannot act on the state; a reset needs none."""
+        if isinstance(control, Signal) and control.name == RESET:
+            return None
+        return self._steps.unusable()
+
+    def _keep(self, turn: int, sequence: int, payload: Payload, now_ms: float) -> None:
+        """Keep a piece of output until it is acknowledged, and send it."""
+        size = len(payload.data)
+        self._retention.keep(turn, sequence, size, (sequence, payload), now_ms)
+        self.totals.kept_bytes += size
+        self._send_output(turn, sequence, payload)
 
     def _feed(self, feed: Feed, now_ms: float) -> None:
         state = self._turns.get(feed.turn)
@@ -462,16 +595,21 @@ class SessionControl:
         if gone:
             self._pace()
 
+    def _void(self, turn: int) -> None:
+        """None of the ended turn's output is wanted any more."""
+        self._release(self._retention.forget(turn))
+        self.act(VoidTurn(self.session, turn))
+
     def _pace(self) -> None:
-        """Let the session's turns make more, or wait, as retention has room."""
-        wait = self._retention.full
+        """Let the session's turns make more, or wait, as retention and the link have room."""
+        wait = self._retention.full or self.crowded
         for turn, state in self._turns.items():
             if state.paced is not wait:
                 state.paced = wait
                 self.act(PaceTurn(self.session, turn, wait))
 
     def _cancel(self, turn: int, state: _Turn, now_ms: float) -> None:
-        if state.cancel_by_ms is None:
+        if state.cancel_by_ms is None and state.committing is None:
             state.cancel_by_ms = now_ms + self.limits.cancel_ms
             self._release(self._retention.forget(turn))
             self.act(CancelTurn(self.session, turn))
@@ -530,18 +668,26 @@ class SessionControl:
 
     def _end_unstarted(self, run: Run, status: TurnStatus, error: ErrorInfo | None) -> None:
         self._discard(run)
-        self._turn_ended(TurnEnded(self.session, run.turn, status, error), run.lane, void=True)
+        committed = None if run.step is None else self._steps.committed
+        ended = TurnEnded(self.session, run.turn, status, error, committed_step=committed)
+        self._turn_ended(ended, run.lane, void=True)
 
     def _end_started(
         self,
         turn: int,
-        state: _Turn,
         status: TurnStatus,
         error: ErrorInfo | None,
         usage: dict[str, Any],
         now_ms: float,
     ) -> None:
+        """Say a running turn's last word; what waited for its end goes on."""
+        state = self._turns.pop(turn)
         self.totals.turns -= 1
+        self._steps.end(turn)
+        answered = state.step if status is TurnStatus.COMPLETED else None
+        if answered is not None:
+            self._steps.commit()
+        committed = None if state.step is None else self._steps.committed
         timeline = {
             "received": 0.0,
             "queued": 0.0,
@@ -550,11 +696,20 @@ class SessionControl:
         }
         if state.first_output_ms is not None:
             timeline["first_output"] = state.first_output_ms - state.received_ms
-        ended = TurnEnded(self.session, turn, status, error, usage, timeline)
-        self._turn_ended(ended, state.lane, void=state.cancel_by_ms is not None)
+        ended = TurnEnded(self.session, turn, status, error, usage, timeline, committed)
+        void = state.cancel_by_ms is not None
+        if not void and turn < self._floors.get(state.lane, 0):
+            # Its floor was raised when it was too late to cancel it.
+            void = True
+            self._void(turn)
+        self._turn_ended(ended, state.lane, void=void, step=answered)
+        self._pump(now_ms)
+        self._finish_closing()
 
-    def _turn_ended(self, ended: TurnEnded, lane: str, *, void: bool) -> None:
-        self._ended[ended.turn] = _Ended(ended, lane, void)
+    def _turn_ended(
+        self, ended: TurnEnded, lane: str, *, void: bool, step: int | None = None
+    ) -> None:
+        self._ended[ended.turn] = _Ended(ended, lane, void, step)
         self.report(self.owner, ended)
         if len(self._ended) > self.limits.remembered_turns:
             oldest, _ = self._ended.popitem(last=False)

@@ -127,8 +127,16 @@ class Supervisor:
 
 
 def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
-    """One spec a worker; its endpoint stays the same however often it is started again."""
+    """One spec a worker; its endpoint stays the same however often it is started again.
+
+    Each replica of a stage may have to take all sessions of the pipelines that use it: the
+    others may be lost.
+    """
     deployment = uuid.uuid4().hex
+    users = {
+        stage: [pipeline for pipeline in config.pipelines.values() if stage in pipeline.stages]
+        for stage in config.stages
+    }
     return [
         WorkerSpec(
             name=f"{stage}-{replica}",
@@ -137,6 +145,7 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             endpoint=f"ipc://{directory}/{number}-{replica}.sock",
             deployment=deployment,
             options=section.options,
+            sessions=sum(pipeline.limits.sessions for pipeline in users[stage]),
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)

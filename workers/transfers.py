@@ -14,10 +14,17 @@ from dataclasses import dataclass, field
 import structlog
 from msgspec.structs import replace
 
-from protocol.connector_errors import NoCredit, NotAttached, TurnVoid
+from protocol.connector_errors import (
+    DescriptorRefused,
+    NoCredit,
+    NotAttached,
+    PeerLost,
+    TransferTimeout,
+    TurnVoid,
+)
 from protocol.connectors import Descriptor, InlineConnector
 from protocol.edges import COPIED_BYTES, ConnectorKind, OutputEdge, gateway_arena, worker_arena
-from protocol.errors import AntiphonError
+from protocol.errors import AntiphonError, CapacityExceeded, EngineLost
 from protocol.messages import Output, TurnEnded, TurnStatus
 from protocol.payloads import Payload
 from protocol.shm_connector import ShmConnector, ShmFlow, usable_kind
@@ -27,6 +34,8 @@ _log = structlog.get_logger(__name__)
 
 ATTACH_S = 5.0
 """How long a turn waits for another process to attach to an arena."""
+
+_LOST = (DescriptorRefused, NotAttached, PeerLost, TransferTimeout, TurnVoid)
 
 Send = Callable[[str, Output | TurnEnded], None]
 """Hand a report to the link: (gateway, report)."""
@@ -71,7 +80,8 @@ class Transfers:
     """All payloads of one worker. Make it on a running loop.
 
     `send` hands a report to the link; `on_failed(session, turn, error)` is called when
-    output cannot reach its consumer; `on_input` gets stream input that came by arena.
+    output cannot reach its consumer, with what the client is to be told; `on_input` gets
+    stream input that came by arena.
     """
 
     def __init__(
@@ -146,10 +156,16 @@ class Transfers:
         return self._shm.get(descriptor)
 
     async def receive(self, descriptor: Descriptor) -> Payload:
-        """`get`, waiting for an arena that is being attached. Raises TransferTimeout."""
+        """`get` for a turn, waiting for an arena that is being attached.
+
+        Raises EngineLost when the worker that made it is gone, or has taken it back.
+        """
         if self._shm is None:
             return self._inline.get(descriptor)
-        return await self._shm.receive(descriptor, timeout_s=ATTACH_S)
+        try:
+            return await self._shm.receive(descriptor, timeout_s=ATTACH_S)
+        except AntiphonError as error:
+            raise _ending_the_turn(error) from error
 
     def release(self, descriptor: Descriptor) -> None:
         """A payload that was got is needed no longer, also when its arena is gone meanwhile."""
@@ -173,7 +189,7 @@ class Transfers:
         try:
             stream = self._streams.get((output.session, output.turn)) or self._open(output)
         except AntiphonError as error:
-            self._on_failed(output.session, output.turn, error)
+            self._fail(output.session, output.turn, error)
             return
         if stream is None:
             self._send_inline(output)
@@ -195,6 +211,11 @@ class Transfers:
         self._close(stream)
         return False
 
+    def has_room(self, session: str, turn: int) -> bool:
+        """Whether none of the turn's output waits."""
+        stream = self._streams.get((session, turn))
+        return stream is None or stream.room.is_set()
+
     async def room(self, session: str, turn: int) -> None:
         """Wait until the turn's output does not wait."""
         stream = self._streams.get((session, turn))
@@ -204,9 +225,13 @@ class Transfers:
     def void(self, session: str, turn: int) -> None:
         """The turn's content is not wanted any more: what is on its way goes.
 
-        Also after the turn's end, when its last pieces may not have been read.
+        Also after the turn's end, when its last pieces may not have been read. An end that
+        waits behind pieces which go is said now.
         """
+        stream = self._streams.get((session, turn))
         self._drop(session, turn)
+        if stream is not None and stream.ended is not None:
+            self._send(stream.gateway, stream.ended)
         if self._shm is not None:
             self._shm.void(session, turn)
 
@@ -278,7 +303,7 @@ class Transfers:
         except NoCredit:
             return False
         except AntiphonError as error:
-            self._on_failed(stream.session, stream.turn, error)
+            self._fail(stream.session, stream.turn, error)
             return True
         self._tell(output, descriptor)
         return True
@@ -303,16 +328,27 @@ class Transfers:
             stream.room.set()
         if stream.ended is None:
             if failure is not None:
-                self._on_failed(stream.session, stream.turn, failure)
+                self._fail(stream.session, stream.turn, failure)
             return
-        ended = stream.ended
+        ended, stream.ended = stream.ended, None
         if failure is None:
             self._close(stream)
         else:
             # Its engine has done all of it, but its consumer has not got all of it.
             self.void(stream.session, stream.turn)
-            ended = replace(ended, status=TurnStatus.FAILED, error=failure.info())
+            told = self._told(stream.session, stream.turn, failure)
+            ended = replace(ended, status=TurnStatus.FAILED, error=told.info())
         self._send(stream.gateway, ended)
+
+    def _fail(self, session: str, turn: int, error: AntiphonError) -> None:
+        self._on_failed(session, turn, self._told(session, turn, error))
+
+    @staticmethod
+    def _told(session: str, turn: int, error: AntiphonError) -> AntiphonError:
+        _log.warning(
+            "output_lost", session=session, turn=turn, error=error.code, reason=error.message
+        )
+        return _ending_the_turn(error)
 
     def _close(self, stream: _Stream) -> None:
         assert self._shm is not None
@@ -326,3 +362,15 @@ class Transfers:
     def _tell(self, output: SendOutput, descriptor: Descriptor) -> None:
         report = Output(output.session, output.turn, output.sequence, descriptor)
         self._send(output.gateway, report)
+
+
+def _ending_the_turn(error: AntiphonError) -> AntiphonError:
+    """What a client is told of a transfer that failed: how it did is said in the message alone.
+
+    A payload that its producer has taken back is refused to who would read it.
+    """
+    if isinstance(error, _LOST):
+        return EngineLost(f"a payload on its way to another process was lost: {error.message}")
+    if isinstance(error, NoCredit):
+        return CapacityExceeded(error.message)
+    return error

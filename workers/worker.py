@@ -52,6 +52,7 @@ from workers.control_events import (
     AttachArena,
     CancelTurn,
     CommandReceived,
+    CommitTurn,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
@@ -64,11 +65,13 @@ from workers.control_events import (
     GatewayUp,
     InputFailed,
     InputTaken,
+    LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
     OutputRefused,
     PaceTurn,
+    RepeatTurn,
     SendOutput,
     SendReport,
     Settle,
@@ -76,11 +79,12 @@ from workers.control_events import (
     SignalSession,
     StartTurn,
     Tick,
+    TurnCommitted,
     TurnFinished,
     TurnOutcome,
     VoidTurn,
 )
-from workers.engine import Engine, EngineSession, Turn
+from workers.engine import Engine, EngineSession, Turn, TurnResult
 from workers.spec import WorkerSpec
 from workers.transfers import Transfers
 from workers.turns import TurnInputs
@@ -92,7 +96,7 @@ _STOP_S = 3.0
 
 @dataclass
 class _RunningTurn:
-    task: asyncio.Task[dict[str, Any] | ErrorInfo]
+    task: asyncio.Task[TurnResult | ErrorInfo]
     inputs: TurnInputs
     room: asyncio.Event
 
@@ -112,7 +116,9 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._link_settings = link
-        self._control = Control(limits or ControlLimits(owner_gone_ms=spec.grace_s * 1000.0))
+        self._control = Control(
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
+        )
         self._sessions: dict[str, EngineSession] = {}
         self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
@@ -143,6 +149,7 @@ class Worker:
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
+            on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
         self._transfers = Transfers(
@@ -289,6 +296,10 @@ class Worker:
                 self._feed(action)
             case StartTurn():
                 self._start(action)
+            case RepeatTurn():
+                self._transfers.begin(action.session, action.turn, action.readers, action.to_client)
+            case CommitTurn():
+                self._commit(action)
             case CancelTurn():
                 self._transfers.void(action.session, action.turn)
                 if (running := self._turns.get((action.session, action.turn))) is not None:
@@ -410,10 +421,20 @@ class Worker:
         room.set()
 
         async def wait_for_room() -> None:
-            await room.wait()
-            await self._transfers.room(*key)
+            # Of the many that wake together the first may have taken all the room again.
+            while not room.is_set() or not self._transfers.has_room(*key):
+                await room.wait()
+                await self._transfers.room(*key)
 
-        turn = Turn(action.turn, action.lane, action.parameters, inputs, emit, wait_for_room)
+        turn = Turn(
+            action.turn,
+            action.lane,
+            action.parameters,
+            inputs,
+            emit,
+            wait_for_room,
+            action.step,
+        )
         task = self._tasks.create_task(
             self._run(self._sessions[action.session], action.session, turn)
         )
@@ -432,14 +453,12 @@ class Worker:
         if action.last:
             running.inputs.end()
 
-    async def _run(
-        self, session: EngineSession, name: str, turn: Turn
-    ) -> dict[str, Any] | ErrorInfo:
+    async def _run(self, session: EngineSession, name: str, turn: Turn) -> TurnResult | ErrorInfo:
         structlog.contextvars.bind_contextvars(
             session=name, epoch=self._epochs.get(name), turn=turn.number, lane=turn.lane
         )
         try:
-            return (await session.run(turn)).usage
+            return await session.run(turn)
         except Exception as error:
             return self._explain(error)
 
@@ -447,7 +466,7 @@ class Worker:
         self,
         key: tuple[str, int],
         inputs: TurnInputs,
-        task: asyncio.Task[dict[str, Any] | ErrorInfo],
+        task: asyncio.Task[TurnResult | ErrorInfo],
     ) -> None:
         # An abandoned turn reads until here, and holds what it reads.
         inputs.close()
@@ -462,7 +481,16 @@ class Worker:
         if isinstance(result, ErrorInfo):
             self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
         else:
-            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result))
+            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))
+
+    def _commit(self, action: CommitTurn) -> None:
+        """Put the turn's state in its place; nothing comes between this and the answer."""
+        error = None
+        try:
+            action.commit()
+        except Exception as raised:
+            error = self._explain(raised, session=action.session, turn=action.turn)
+        self._tell(TurnCommitted(action.session, action.turn, error))
 
     def _explain(self, error: Exception, **context: object) -> ErrorInfo:
         """What a client is told of an engine's exception; the rest is for the log."""

@@ -55,6 +55,10 @@ const realtime = new Realtime({
     handlers[event.type]?.(event);
     refresh();
   },
+  onBreak() {
+    state.connection = "reconnecting";
+    notify("The connection was lost; taking the conversation up again …", "connection");
+  },
   async onEnd({ words, needsKey }) {
     await hangUp();
     state.connection = "disconnected";
@@ -71,17 +75,21 @@ const realtime = new Realtime({
 });
 
 const handlers = {
-  "session.created"({ session }) {
+  "session.created"({ session, antiphon }) {
     state.session = session.id;
     state.connection = "connected";
+    if (antiphon?.resumed) {
+      settle("connection");
+      if (antiphon.lost) notify("The connection was lost for so long that a part is missing.", "connection");
+      askWhatWaited();
+      return;
+    }
     if (state.forgets) view.addLine("note").set("A new session: it does not know what was said before.");
     state.forgets = false;
     state.defaultInstructions = session.instructions ?? "";
     view.showDefaultInstructions(state.defaultInstructions);
     realtime.configure(wantedInstructions());
-    if (state.wantsMicrophone) startMicrophone();
-    if (state.unsent !== null) sendText(state.unsent);
-    state.unsent = null;
+    askWhatWaited();
   },
   "input_audio_buffer.speech_started"({ item_id }) {
     state.userSpeaking = true;
@@ -165,6 +173,13 @@ const handlers = {
     if (!HARMLESS.has(error.code)) notify(`The server says: ${state.complaint}.`, "server");
   },
 };
+
+// What the person wanted while there was no connection.
+function askWhatWaited() {
+  if (state.wantsMicrophone) startMicrophone();
+  if (state.unsent !== null) sendText(state.unsent);
+  state.unsent = null;
+}
 
 function text({ response_id, item_id, delta }) {
   if (!delta) return;
@@ -318,12 +333,12 @@ async function toggleTalk() {
     await startMicrophone();
   } else {
     state.wantsMicrophone = true;
-    if (state.connection !== "connecting") await connect();
+    if (!onTheWay()) await connect();
   }
 }
 
 async function toggleConnection() {
-  if (state.connection === "connected" || state.connection === "connecting") {
+  if (state.connection === "connected" || onTheWay()) {
     await hangUp();
     state.connection = "not connected";
     refresh();
@@ -342,7 +357,7 @@ function toggleMute() {
 async function sendText(words) {
   if (state.connection !== "connected") {
     state.unsent = words;
-    if (state.connection !== "connecting") await connect();
+    if (!onTheWay()) await connect();
     return;
   }
   if (answering()) {
@@ -361,13 +376,17 @@ function refresh() {
   view.showState(...inWords(state));
   view.showControls({
     connected: state.connection === "connected",
-    connecting: state.connection === "connecting",
+    connecting: onTheWay(),
     reconnect: state.connection === "disconnected",
     microphone: microphone.on,
     muted: state.microphone === "muted",
     answering: answering(),
   });
   view.showTurns(turns.list);
+}
+
+function onTheWay() {
+  return state.connection === "connecting" || state.connection === "reconnecting";
 }
 
 function answering() {

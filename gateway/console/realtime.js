@@ -2,6 +2,10 @@
 
 const KEY_IN_SESSION = "antiphon.key";
 const KEY_PROTOCOL = "openai-insecure-api-key.";
+const RESUME_PROTOCOL = "antiphon-resume.";
+// How long to wait before each attempt to take up a session whose connection was lost.
+const COME_BACK_MS = [0, 250, 500, 1000, 1000, 2000, 2000, 4000, 4000];
+const CONNECTION_LOST = new Set([1006, 1011]);
 
 export function savedKey() {
   return sessionStorage.getItem(KEY_IN_SESSION) ?? "";
@@ -13,12 +17,17 @@ export function saveKey(key) {
 }
 
 export class Realtime {
-  // onEvent(event), onEnd({words, needsKey}). `onEnd` is called once for each connection
-  // that did not end by close().
-  constructor({ onEvent, onEnd }) {
+  // onEvent(event), onBreak(), onEnd({words, needsKey}). `onBreak` is called when the connection
+  // was lost and the session is to be taken up again; `onEnd` once for each session that did
+  // not end by close().
+  constructor({ onEvent, onBreak, onEnd }) {
     this.onEvent = onEvent;
+    this.onBreak = onBreak;
     this.onEnd = onEnd;
     this.socket = null;
+    this.back = null; // {session, secret, sequence}: with what to come back
+    this.attempts = 0;
+    this.timer = null;
   }
 
   get open() {
@@ -26,14 +35,18 @@ export class Realtime {
   }
 
   connect(model) {
+    this.back = null;
+    this.#connect(`model=${encodeURIComponent(model)}&resume=1`, []);
+  }
+
+  #connect(query, extra) {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    const address = `${scheme}://${location.host}/v1/realtime?model=${encodeURIComponent(model)}`;
-    const protocols = ["realtime"];
+    const protocols = ["realtime", ...extra];
     const key = savedKey();
     if (key) protocols.push(KEY_PROTOCOL + key);
     let socket;
     try {
-      socket = new WebSocket(address, protocols);
+      socket = new WebSocket(`${scheme}://${location.host}/v1/realtime?${query}`, protocols);
     } catch {
       // A key with characters that no sub-protocol may have.
       this.onEnd({ words: "This key cannot be sent by a browser.", needsKey: true });
@@ -45,13 +58,35 @@ export class Realtime {
       opened = true;
     };
     socket.onmessage = ({ data }) => {
-      if (socket === this.socket) this.onEvent(JSON.parse(data));
+      if (socket === this.socket) this.#receive(JSON.parse(data));
     };
     socket.onclose = async ({ code, reason }) => {
       if (socket !== this.socket) return;
       this.socket = null;
+      if (this.back !== null && CONNECTION_LOST.has(code) && this.attempts < COME_BACK_MS.length) {
+        this.onBreak();
+        this.timer = setTimeout(() => this.#comeBack(), COME_BACK_MS[this.attempts]);
+        this.attempts += 1;
+        return;
+      }
+      this.back = null;
       this.onEnd(opened ? ended(code, reason) : await refused(key));
     };
+  }
+
+  #comeBack() {
+    const { session, secret, sequence } = this.back;
+    const query = `session=${encodeURIComponent(session)}&cursor=${sequence}`;
+    this.#connect(query, [RESUME_PROTOCOL + secret]);
+  }
+
+  #receive(event) {
+    if (event.antiphon?.secret) {
+      this.back = { session: event.session.id, secret: event.antiphon.secret, sequence: this.back?.sequence ?? 0 };
+      this.attempts = 0;
+    }
+    if (event.sequence !== undefined && this.back !== null) this.back.sequence = event.sequence;
+    this.onEvent(event);
   }
 
   send(event) {
@@ -80,6 +115,8 @@ export class Realtime {
   close() {
     const socket = this.socket;
     this.socket = null;
+    this.back = null;
+    clearTimeout(this.timer);
     socket?.close(1000);
   }
 }
@@ -87,6 +124,10 @@ export class Realtime {
 function ended(code, reason) {
   if (reason === "missing_api_key") return { words: "This gateway needs a key.", needsKey: true };
   if (reason === "invalid_api_key") return { words: "This key is not accepted.", needsKey: true };
+  if (code === 4001) return { words: "Another page has taken this session over.", needsKey: false };
+  if (reason === "session_not_found" || reason === "resume_refused" || reason === "secret_reused") {
+    return { words: "The connection was lost, and the session is over.", needsKey: false };
+  }
   const said = reason ? `: ${reason.replaceAll("_", " ")}` : "";
   const words = {
     1000: "The server ended the session",

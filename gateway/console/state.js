@@ -1,7 +1,7 @@
 // What the page knows.
 
 export const state = {
-  connection: "not connected", // connecting, connected, disconnected
+  connection: "not connected", // connecting, connected, reconnecting, disconnected
   session: null,
   microphone: "off", // asking, on, muted, unavailable
   userSpeaking: false,

@@ -4,6 +4,8 @@ export function inWords(state) {
   switch (state.connection) {
     case "connecting":
       return ["connecting", "Connecting …", "Connecting"];
+    case "reconnecting":
+      return ["connecting", "Connection lost, reconnecting …", "Reconnecting"];
     case "disconnected":
       return ["disconnected", "Disconnected", "Disconnected"];
     case "not connected":

@@ -20,6 +20,9 @@ CLOSE_CODES = {
 }
 """The close codes of connections that are refused, by whose fault it is."""
 
+LET_GO = {"replaced": (4001, "replaced"), "stalled": (CLOSE_POLICY, "session_stalled")}
+"""Close code and reason of a connection whose session goes on without it."""
+
 
 @dataclass(frozen=True)
 class Farewell:
@@ -46,8 +49,8 @@ _ENDINGS = {
     "drained": _Ending(1001),
     "engine_lost": _Ending(1012, code="engine_lost"),
     "admission": _Ending(1013, code="capacity_exceeded"),
-    "evicted": _Ending(1013, code="capacity_exceeded"),
-    "fenced": _Ending(1013, code="fenced"),
+    "evicted": _Ending(1000, code="session_expired"),
+    "fenced": _Ending(1012, code="fenced"),
     "stalled": _Ending(1008, code="session_stalled"),
     "admin": _Ending(1008, code="session_closed"),
 }

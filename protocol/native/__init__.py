@@ -35,6 +35,8 @@ from protocol.native.frames import (
     Update,
     UpdateBody,
 )
+from protocol.native.payloads import NewPayload
+from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
 from protocol.native.wires import MAX_FRAME_BYTES, WIRES, Unreadable, Wire, read_body
 
 __all__ = [
@@ -52,10 +54,14 @@ __all__ = [
     "Delete",
     "Failed",
     "Have",
+    "Interrupt",
     "ItemInput",
     "NewItem",
     "NewPart",
+    "NewPayload",
     "OpenBody",
+    "RequestInput",
+    "Reset",
     "Respond",
     "Retrieve",
     "SessionBody",
@@ -65,6 +71,7 @@ __all__ = [
     "SettingsInput",
     "Signal",
     "SignalBody",
+    "StepInput",
     "Truncate",
     "Unreadable",
     "Update",

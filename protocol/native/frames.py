@@ -13,9 +13,10 @@ import msgspec
 from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
 from protocol.native.fields import CommandId, Cursor, Ref, Secret
+from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
 
-Input = DuplexInput
-Signals = DuplexSignal
+Input = DuplexInput | StepInput | RequestInput
+Signals = DuplexSignal | Interrupt | Reset
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

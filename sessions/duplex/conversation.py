@@ -93,6 +93,12 @@ class Conversation:
             dropped.append(self._items.pop(0).id)
         return dropped
 
+    def clear(self) -> list[str]:
+        """Drop all items; their ids."""
+        dropped = [item.id for item in self._items]
+        self._items.clear()
+        return dropped
+
     def text_bytes(self) -> int:
         """Bytes of text in all items."""
         return sum(text_bytes(item) for item in self._items)

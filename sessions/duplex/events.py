@@ -232,6 +232,14 @@ class CancelResponse:
     ref: str | None = None
 
 
+@dataclass(frozen=True)
+class Reset:
+    """Begin anew: every response and transcript is cancelled, buffer and conversation are
+    emptied. Settings and workers stay."""
+
+    ref: str | None = None
+
+
 ClientVerb = (
     AppendAudio
     | PatchSettings
@@ -243,6 +251,7 @@ ClientVerb = (
     | ClearInput
     | CreateResponse
     | CancelResponse
+    | Reset
 )
 
 
@@ -325,6 +334,13 @@ class ItemDeleted:
     """The item left the conversation."""
 
     item_id: str
+
+
+@dataclass(frozen=True)
+class ConversationReset:
+    """The conversation is empty: these items have left it."""
+
+    item_ids: list[str]
 
 
 @dataclass(frozen=True)
@@ -425,6 +441,7 @@ ClientOutput = (
     | ItemDone
     | ItemRetrieved
     | ItemDeleted
+    | ConversationReset
     | ItemTruncated
     | ResponseCreated
     | OutputItemAdded

@@ -128,10 +128,14 @@ class Input:
 
     def clear(self) -> None:
         """Throw the buffer away."""
-        context = self._context
-        context.bindings[context.roles.hear].signal("clear", {})
-        self._cut(self.clock_ms)
-        context.emit(InputCleared())
+        self._drop_buffer()
+        self._context.emit(InputCleared())
+
+    def reset(self) -> None:
+        """Throw the buffer away, and the transcripts that are under way."""
+        self._drop_buffer()
+        self._context.orchestrator.cancel(INPUT_LANE)
+        self._hearings.clear()
 
     def hear_item(self, item: Item, content_index: int, pcm: bytes) -> None:
         """Transcribe audio that the client put into an item itself."""
@@ -252,6 +256,11 @@ class Input:
         self._insert(item_id, end_ms - start_ms)
         hearing = _Hearing(item_id, 0, answer)
         self._hear(hearing, {"start_ms": start_ms, "end_ms": end_ms}, [])
+
+    def _drop_buffer(self) -> None:
+        context = self._context
+        context.bindings[context.roles.hear].signal("clear", {})
+        self._cut(self.clock_ms)
 
     def _cut(self, end_ms: int) -> None:
         """Audio up to `end_ms` belongs to no later commit."""

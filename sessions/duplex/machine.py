@@ -117,6 +117,10 @@ class DuplexMachine:
             self._context.progress()
         self._pump()
 
+    def refusal(self, verb: said.ClientVerb, error: ErrorInfo) -> said.ClientOutput:
+        """How a verb that was not carried out is answered."""
+        return Refused(error, verb.ref)
+
     def prepare(self, patch: dict[str, Any]) -> None:
         """Settings given with the open, before any stage knows of the session.
 
@@ -153,6 +157,10 @@ class DuplexMachine:
                 self._replies.create(verb)
             case said.CancelResponse():
                 self._replies.cancel(verb.response_id)
+            case said.Reset():
+                self._replies.reset()
+                self._input.reset()
+                context.emit(said.ConversationReset(conversation.clear()))
 
     def _patch(self, patch: dict[str, Any]) -> None:
         context = self._context
@@ -279,7 +287,7 @@ class DuplexMachine:
         self._context.now_ms = now_ms
         if stage == self._context.roles.hear:
             self._input.found()
-        self._context.orchestrator.stage_ready(stage)
+        self._context.orchestrator.workers_ready()
         self._pump()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:

@@ -144,6 +144,11 @@ class Replies:
             else:
                 self._fail(generation, error)
 
+    def reset(self) -> None:
+        """Cancel every response, and forget what was heard of those before."""
+        self.end_all(None)
+        self._playbacks.clear()
+
     def give_up_all(self, reason: str) -> None:
         """The client does not take what is made: its responses stay incomplete."""
         self._answer_wanted = False

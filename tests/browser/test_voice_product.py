@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -102,7 +105,7 @@ def test_a_gateway_that_was_killed_is_said_in_words_and_met_again(
     hear_reply(page)
     voice.kill("gateway")
     expect(page.get_by_role("alert")).to_contain_text("The connection was lost")
-    expect(page.get_by_role("alert")).to_contain_text("Reconnect")
+    expect(page.get_by_role("alert")).to_contain_text("Reconnect", timeout=20_000)
     expect(page.get_by_role("status")).to_have_text("Disconnected")
     wait_for(page, f"window.antiphon.outputEnergy() < {SILENT}")
     voice.until_ready()
@@ -113,6 +116,68 @@ def test_a_gateway_that_was_killed_is_said_in_words_and_met_again(
     turns = len(state(page)["turns"])
     write(page, "What do bees make?")
     hear_reply(page, turn=turns)
+
+
+@contextmanager
+def cuttable(target: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A way to the gateway that can be cut: its address, and what cuts all that is open."""
+    host, port = target.removeprefix("http://").split(":")
+    open_now: list[socket.socket] = []
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection((host, int(port)))
+                open_now.extend((near, far))
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    def cut() -> None:
+        while open_now:
+            end = open_now.pop()
+            # A reset, as from a network that has changed: neither side says goodbye.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", cut
+        cut()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_that_is_cut_in_mid_reply_is_taken_up_again(
+    voice: Deployment, open_page: OpenPage
+) -> None:
+    with cuttable(voice.base_url) as (address, cut):
+        page = open_page(address)
+        page.get_by_role("textbox", name="Instructions").fill(LONG)
+        write(page, "What do bees make?")
+        hear_reply(page)
+        session, response = state(page)["session"], state(page)["response"]
+        assert response is not None
+        cut()
+        wait_for(page, "window.antiphon.state.connection === 'reconnecting'")
+        wait_for(page, "window.antiphon.state.connection === 'connected'")
+        assert state(page)["session"] == session
+        # The reply goes on to its end, and the session still knows what was said.
+        wait_for(page, "window.antiphon.state.turns[0].status === 'completed'", 60)
+        wait_for(page, "!window.antiphon.state.playing", 60)
+        expect(page.get_by_role("alert")).to_be_hidden()
+        write(page, "And what else?")
+        hear_reply(page, turn=1)
+        assert state(page)["session"] == session
 
 
 @contextmanager

@@ -14,7 +14,10 @@ import pytest
 from antiphon.talk.errors import TalkError
 from antiphon.talk.realtime_client import RealtimeClient
 from tests.deployment import Deployment
-from tests.end_to_end.test_chain import CONFIG, reply
+from tests.end_to_end.test_chain import CONFIG, reply, serve
+
+ENDS = {("failed", "engine_lost"), ("completed", None), ("cancelled", None)}
+"""How a response may end whose worker is killed: with that reason, or as if nothing were."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,112 @@ def test_a_killed_stage_fails_the_turn_and_leaves_nothing(chain: Deployment, vic
     chain.until_ready(False)
     works_again(chain, before)
     assert restarts_of(chain, victim) == restarts + 1
+
+
+async def killed_at(deployment: Deployment, victim: str, moment: str) -> Any:
+    """The end of a response whose stage is killed just `before` or `after` it is asked for,
+    or when an event comes."""
+    async with RealtimeClient.open(deployment.base_url, model="chain") as client:
+        await client.receive()
+        if moment == "before":
+            deployment.kill(victim)
+        await client.send({"type": "response.create"})
+        if moment == "after":
+            deployment.kill(victim)
+        cancelled = False
+        while True:
+            event = (await client.receive()).event
+            if event["type"] == moment:
+                deployment.kill(victim)
+            if event["type"] == "response.output_audio.delta" and not cancelled:
+                cancelled = True
+                await client.send({"type": "response.cancel"})
+            if event["type"] == "response.done":
+                return event["response"]
+
+
+@pytest.mark.parametrize("victim", ["talk-0", "decode-0"])
+def test_a_stage_killed_as_a_turn_begins_is_the_reason_of_its_end(
+    chain: Deployment, victim: str
+) -> None:
+    before = descriptors(chain)
+    restarts = restarts_of(chain, victim)
+    for number, moment in enumerate(["before", "after", "response.created"] * 2, start=1):
+        response = asyncio.run(killed_at(chain, victim, moment))
+        error = (response["status_details"] or {}).get("error") or {}
+        assert (response["status"], error.get("code")) in ENDS, (moment, response)
+        while restarts_of(chain, victim) < restarts + number:
+            chain.until_ready(False)
+            chain.until_ready()
+    works_again(chain, before)
+
+
+def text_passed_on(deployment: Deployment) -> float:
+    """Bytes that talk was given to say."""
+    crossed = 'antiphon_edge_bytes_total{connector="inline",edge="think->talk"}'
+    return deployment.metrics().get(crossed, 0.0)
+
+
+def test_a_reader_killed_before_it_has_attached_is_the_reason_of_the_turns_end(
+    chain: Deployment,
+) -> None:
+    before = descriptors(chain)
+    # A new one has not read from talk yet.
+    chain.kill("decode-0")
+    chain.until_ready(False)
+    chain.until_ready()
+    passed_on = text_passed_on(chain)
+
+    def kill_once_talk_has_begun() -> None:
+        chain.until(lambda: text_passed_on(chain) > passed_on)
+        chain.kill("decode-0")
+
+    async def killed_unattached() -> Any:
+        async with RealtimeClient.open(chain.base_url, model="chain") as client:
+            await client.receive()
+            os.kill(chain.children()["decode-0"], signal.SIGSTOP)
+            await client.send({"type": "response.create"})
+            await asyncio.to_thread(kill_once_talk_has_begun)
+            while (event := (await client.receive()).event)["type"] != "response.done":
+                pass
+            return event["response"]
+
+    response = asyncio.run(killed_unattached())
+    assert response["status"] == "failed"
+    error = response["status_details"]["error"]
+    assert (error["code"], error["message"]) == (
+        "engine_lost",
+        "the worker of stage decode was lost",
+    )
+    chain.until_ready(False)
+    works_again(chain, before)
+
+
+def test_a_response_asked_for_while_a_stage_is_down_completes_once_it_is_back(
+    tmp_path: Path,
+) -> None:
+    with serve(tmp_path, "chunk") as deployment:
+
+        async def ask_while_it_is_down() -> Any:
+            async with RealtimeClient.open(deployment.base_url, model="chain") as client:
+                await client.receive()
+                # Nobody starts the stage again until the supervisor goes on.
+                os.kill(deployment.process.pid, signal.SIGSTOP)
+                try:
+                    deployment.kill("decode-0")
+                    await asyncio.to_thread(deployment.until_ready, False)
+                    await client.send({"type": "response.create"})
+                    while (await client.receive()).event["type"] != "response.created":
+                        pass
+                finally:
+                    os.kill(deployment.process.pid, signal.SIGCONT)
+                while (event := (await client.receive()).event)["type"] != "response.done":
+                    pass
+                return event["response"]
+
+        assert asyncio.run(ask_while_it_is_down())["status"] == "completed"
+        # The workers that were well were left alone.
+        assert not [line for line in deployment.log if '"command_not_sent"' in line]
 
 
 @pytest.mark.parametrize("victim", ["talk-0", "decode-0"])

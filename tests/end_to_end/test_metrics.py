@@ -21,6 +21,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from gateway.egress import LOW_BYTES
+from gateway.surfaces.realtime.resume import RESUME_SUBPROTOCOL
 from tests.deployment import VOICE_CONFIG, Deployment
 from tests.end_to_end.conversation import Conversation, listening, speech
 from tests.gateway.test_metrics import documented_families
@@ -43,6 +44,7 @@ class Seen:
     sent: int = 0
     received: int = 0
     opened: int = 0
+    resumed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     turns: Counter[str] = field(default_factory=Counter)
@@ -52,7 +54,10 @@ class Seen:
     def take(self, talker: Conversation) -> None:
         """Count a connection that has ended."""
         self.received += len(talker.events)
-        self.opened += len(talker.of("session.created"))
+        for created in talker.of("session.created"):
+            resumed = created.get("antiphon", {}).get("resumed", False)
+            self.opened += not resumed
+            self.resumed += resumed
         self.errors.update(event["error"]["code"] for event in talker.of("error"))
         for event in talker.of("response.done"):
             response = event["response"]
@@ -88,12 +93,16 @@ class CountingConnection:
 
 
 @contextlib.asynccontextmanager
-async def talking(deployment: Deployment, seen: Seen) -> AsyncIterator[Conversation]:
+async def talking(
+    deployment: Deployment, seen: Seen, query: str = "", secret: str | None = None
+) -> AsyncIterator[Conversation]:
     """A conversation whose frames, events and turns are counted when it ends."""
     headers = {"authorization": f"Bearer {KEY}"}
+    if secret is not None:
+        headers["sec-websocket-protocol"] = RESUME_SUBPROTOCOL + secret
     async with (
         connect(
-            f"{deployment.ws_url}/v1/realtime",
+            f"{deployment.ws_url}/v1/realtime?{query}",
             additional_headers=headers,
             max_size=None,
             compression=None,
@@ -209,6 +218,18 @@ async def bad_input(talker: Conversation) -> None:
     await talker.error(await talker.send("response.cancel"))
 
 
+async def taken_up_again(deployment: Deployment, seen: Seen) -> None:
+    """A connection that breaks off, and another that goes on with its session."""
+    async with talking(deployment, seen, "resume=1") as talker:
+        (created,) = talker.of("session.created")
+        connection: Any = talker.connection
+        connection.transport.abort()
+    session, secret = created["session"]["id"], created["antiphon"]["secret"]
+    back = f"session={session}&cursor={created['sequence']}"
+    async with talking(deployment, seen, back, secret) as talker:
+        await talker.write("What is the opposite of hot?")
+
+
 async def slow_reader(deployment: Deployment, seen: Seen, watch: Watch) -> None:
     """A client that asks for far more than it reads, until its queue at the gateway fills."""
     async with talking(deployment, seen) as talker:
@@ -261,6 +282,7 @@ async def test_every_family_moves_and_the_counts_are_the_clients(deployment: Dep
             deployment, seen, 403, authorization=f"Bearer {KEY}", origin="https://elsewhere.example"
         )
         await slow_reader(deployment, seen, watch)
+        await taken_up_again(deployment, seen)
         async with talking(deployment, seen) as talker, talking(deployment, seen) as other:
             await refused(deployment, seen, 503, authorization=f"Bearer {KEY}")
             await turns_and_barge_in(talker)
@@ -297,7 +319,13 @@ async def test_every_family_moves_and_the_counts_are_the_clients(deployment: Dep
         "client": seen.opened - 1,
         "admin": 1,
     }
-    assert count("antiphon_sessions", "state") == {"opening": 0, "active": 0, "closing": 0}
+    assert count("antiphon_attaches_total", "result") == {"controller": seen.resumed}
+    assert count("antiphon_sessions", "state") == {
+        "opening": 0,
+        "active": 0,
+        "detached": 0,
+        "closing": 0,
+    }
     assert count("antiphon_opens_refused_total", "reason") == seen.refused
     assert count("antiphon_turns_total", "status") == seen.turns
     assert count("antiphon_server_ttft_seconds_count", "pipeline") == {"voice": seen.with_text}

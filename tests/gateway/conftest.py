@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import build_app
+from gateway.hosting import SessionHost
 from gateway.metrics import GatewayMetrics
 from gateway.server import GatewayServer, listen
 from protocol.config import GatewayConfig
@@ -44,15 +45,14 @@ class Server(GatewayServer):
 
 
 @asynccontextmanager
-async def serving(
+async def listening(
+    host: SessionHost,
+    metrics: GatewayMetrics,
     config: GatewayConfig | None = None,
-    host: ScriptedHost | None = None,
     console: Path | None = None,
-) -> AsyncIterator[Gateway]:
-    host = host or ScriptedHost()
-    metrics = GatewayMetrics()
-    config = config or GatewayConfig()
-    app = build_app(host, config, metrics, *([console] if console else []))
+) -> AsyncIterator[tuple[GatewayServer, int]]:
+    """A gateway's server over any host, and its port."""
+    app = build_app(host, config or GatewayConfig(), metrics, *([console] if console else []))
 
     async def drain() -> None:
         host.drain()
@@ -63,9 +63,21 @@ async def serving(
         tasks.create_task(server.serve(sockets=[listener]))
         await server.up.wait()
         try:
-            yield Gateway(host, metrics, server, listener.getsockname()[1])
+            yield server, listener.getsockname()[1]
         finally:
             server.stop()
+
+
+@asynccontextmanager
+async def serving(
+    config: GatewayConfig | None = None,
+    host: ScriptedHost | None = None,
+    console: Path | None = None,
+) -> AsyncIterator[Gateway]:
+    host = host or ScriptedHost()
+    metrics = GatewayMetrics()
+    async with listening(host, metrics, config, console) as (server, port):
+        yield Gateway(host, metrics, server, port)
 
 
 Serve = Callable[..., Awaitable[Gateway]]

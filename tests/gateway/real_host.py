@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,11 @@ from gateway.metrics import GatewayMetrics
 from gateway.server import listen
 from protocol.config import GatewayConfig
 from protocol.payloads import PayloadType, audio_payload, text_payload
+from sessions.pipeline import Pipeline
 from tests.gateway.conftest import Server
 from tests.sessions.harness import voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions, SyntheticSession
-from workers.engine import EmitEvent, EngineSession, Turn, TurnResult
+from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
 from workers.spec import WorkerSpec
 from workers.worker import Worker
 
@@ -83,27 +84,36 @@ async def serving(
     metrics: GatewayMetrics | None = None,
     **limits: int,
 ) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
-    """A host and a worker for each stage, all in this process."""
+    """A host, and a worker with an engine of this kind for each stage of a voice pipeline."""
     pipeline = voice_pipeline(**limits)
     engines = {stage: engine.create(SyntheticOptions()) for stage in pipeline.stages}
+    async with hosting(pipeline, engines, metrics) as host:
+        yield host, engines
+
+
+@asynccontextmanager
+async def hosting(
+    pipeline: Pipeline, engines: Mapping[str, Engine], metrics: GatewayMetrics | None = None
+) -> AsyncIterator[GatewayHost]:
+    """A host, and a worker with each of `engines`, all in this process."""
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         async with asyncio.TaskGroup() as tasks:
             workers = []
-            for stage, made in engines.items():
+            for stage, engine in engines.items():
                 endpoint = f"ipc://{Path(directory) / stage}"
-                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), made))
+                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
                 tasks.create_task(workers[-1].serve(lambda: None))
             host = GatewayHost(
-                {"voice": pipeline},
-                {"voice": "voice"},
-                frozenset({"voice"}),
+                {pipeline.name: pipeline},
+                {pipeline.name: pipeline.name},
+                frozenset({pipeline.name}),
                 [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
                 metrics or GatewayMetrics(),
             )
             try:
                 async with asyncio.timeout(WAIT_S):
                     await host.ready()
-                yield host, engines
+                yield host
                 host.drain()
                 async with asyncio.timeout(WAIT_S):
                     await host.drained()
@@ -144,17 +154,28 @@ async def real_gateway(
     """A gateway whose sessions talk, as fast as they are let."""
     limits = {"lead_ms": 600_000, **limits}
     metrics = GatewayMetrics()
-    async with serving(TalkingEngine, metrics, **limits) as (host, engines):
+    async with (
+        serving(TalkingEngine, metrics, **limits) as (host, engines),
+        listening(host, config or GatewayConfig(), metrics) as (server, port),
+    ):
+        yield RealGateway(host, engines, metrics, server, port)
 
-        async def drain() -> None:
-            host.drain()
 
-        server = Server(build_app(host, config or GatewayConfig(), metrics), drain)
-        listener = listen("127.0.0.1", 0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve(sockets=[listener]))
-            await server.up.wait()
-            try:
-                yield RealGateway(host, engines, metrics, server, listener.getsockname()[1])
-            finally:
-                server.stop()
+@asynccontextmanager
+async def listening(
+    host: GatewayHost, config: GatewayConfig, metrics: GatewayMetrics
+) -> AsyncIterator[tuple[Server, int]]:
+    """The application over `host`, and the port on which it is served."""
+
+    async def drain() -> None:
+        host.drain()
+
+    server = Server(build_app(host, config, metrics), drain)
+    listener = listen("127.0.0.1", 0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]))
+        await server.up.wait()
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.stop()

@@ -37,6 +37,7 @@ class ScriptedAttachment:
         self.pipeline = ""
         self.role = Role.CONTROLLER
         self.detached = False
+        self.resumable = False
         self.verbs: list[ClientVerb] = []
         self.blocked: list[bool] = []
         self.acknowledged = 0
@@ -74,6 +75,8 @@ class ScriptedAttachment:
     def detach(self) -> None:
         self.detached = True
         self.gone.set()
+        if not self.resumable:
+            self.close("client")
 
     def close(self, reason: str) -> None:
         if self.closed is None:
@@ -126,6 +129,7 @@ class ScriptedHost:
         session = f"sess_{len(self.attachments)}"
         attachment = ScriptedAttachment(session, on_output, self.script)
         attachment.tenant, attachment.pipeline = tenant, pipeline
+        attachment.resumable = secret is not None
         self.attachments.append(attachment)
         attachment.put_out(SessionCreated(session, pipeline, DuplexSettings(), EXPIRES_AT_S))
         return attachment
@@ -157,6 +161,7 @@ class ScriptedHost:
         opened = self.summary(session, tenant)
         attachment = ScriptedAttachment(session, on_output, self.script)
         attachment.tenant, attachment.pipeline, attachment.role = tenant, opened.pipeline, role
+        attachment.resumable = True
         last = len(self.missed)
         attached = Attached(
             session, "voice", DuplexSettings(), EXPIRES_AT_S, Limits(), last, None, role, None, "s2"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from gateway.clients import HostedAttachment
 from gateway.host import GatewayHost
-from gateway.hosted import HostedAttachment
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
@@ -18,7 +18,6 @@ from sessions.backlog import COMMANDS
 from sessions.client import Refused, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
-    ClientOutput,
     CreateItem,
     InputTranscribed,
     Item,
@@ -41,10 +40,10 @@ Kind = TypeVar("Kind")
 class Client:
     """What a session put out, and a way to wait for it."""
 
-    outputs: list[ClientOutput] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_output(self, sequence: int, output: ClientOutput) -> None:
+    def on_output(self, sequence: int, output: Any) -> None:
         self.outputs.append(output)
         self.changed.set()
 
@@ -189,7 +188,7 @@ async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Untold(Client):
-        def on_output(self, sequence: int, output: ClientOutput) -> None:
+        def on_output(self, sequence: int, output: Any) -> None:
             if not isinstance(output, SessionCreated):
                 raise RuntimeError("synthetic fault")
             super().on_output(sequence, output)

@@ -19,10 +19,13 @@ from gateway.surfaces.native.verbs import VERBS
 from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest
 from protocol.native import WIRES, Wire
 from protocol.native.frames import Input, Signals
+from protocol.payloads import Payload, PayloadType
 from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
+from sessions.oneshot import events as oneshot
 from sessions.pipeline import Kind, Limits
+from sessions.steps import events as steps
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 
 ERROR = ErrorInfo("item_not_found", ErrorKind.CLIENT, "None.", "item_id")
@@ -30,6 +33,7 @@ SETTINGS = DuplexSettings(instructions="Be brief.")
 ITEM = duplex.Item(
     "i", duplex.Role.USER, duplex.ItemStatus.COMPLETED, [duplex.Part(duplex.PartKind.INPUT_AUDIO)]
 )
+FRAME = Payload(PayloadType.FRAMES, b"\x01\x02", "|u1", (2,), {"seed": 3})
 SNAPSHOT = duplex.DuplexSnapshot([ITEM], [], None, 120)
 
 OTHERS: list[Any] = [
@@ -46,6 +50,14 @@ OTHERS: list[Any] = [
     duplex.InputTranscriptionFailed("i", 0, ERROR),
     duplex.ItemRetrieved(ITEM),
     duplex.ItemDeleted("i"),
+    duplex.ConversationReset(["i"]),
+    steps.StepDone(3, 3, {"frames": [FRAME]}, {"world": {"done": 1.5}}),
+    steps.StepFailed(3, 2, ErrorInfo("step_out_of_order", ErrorKind.CLIENT, "No.", "step"), "r"),
+    steps.StateLost(2, None),
+    steps.WasReset(0),
+    oneshot.Piece("text", FRAME),
+    oneshot.RequestDone({"think": {"tokens": 3}}, {"think": {"done": 1.5}}),
+    oneshot.RequestFailed(ERROR),
     duplex.ItemTruncated("i", 0, 120),
 ]
 EXAMPLES = [*OTHERS, *voice_turn(), *text_turn(), *cancelled_turn()]
@@ -103,6 +115,8 @@ def test_limits_are_told_in_seconds_and_fields_as_they_were_written() -> None:
         ("response.audio.output.voice", "signal.voice"),
         ("response.input[0].content", "signal.input[0].content"),
         ("item.content", "input.item.parts"),
+        ("step", "input.step"),
+        ("inputs", "input.inputs"),
         ("items", "items"),
     ):
         error = msgspec.structs.replace(ERROR, field=field)

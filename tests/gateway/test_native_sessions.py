@@ -128,7 +128,7 @@ async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_roo
         async with stream(gateway.stream(two["id"]), role="observer") as observer:
             await observer.until("attached")
             await opened(http)
-            assert await observer.closed() == (1013, "evicted")
+            assert await observer.closed() == (1000, "evicted")
 
 
 async def test_a_command_is_answered_with_its_id_and_result(

@@ -689,3 +689,17 @@ async def test_frames_and_errors_are_counted(gateway: RealGateway, http: httpx.A
     )
     assert 'antiphon_errors_total{code="response_cancel_not_active"} 1.0' in text
     assert 'antiphon_errors_total{code="invalid_value"} 1.0' in text
+
+
+async def test_a_conversation_begins_anew_by_a_signal(
+    gateway: RealGateway, http: httpx.AsyncClient
+) -> None:
+    session = await opened(http)
+    async with stream(gateway.stream(session["id"])) as client:
+        await controller(session, client)
+        await client.say("update", input={"type": "item", "item": LONG_ITEM})
+        await client.say("signal", signal={"type": "reset"})
+        assert (await client.until("conversation_reset"))["item_ids"] == ["long"]
+        await client.say("signal", id="c1", signal={"type": "reset", "parameters": {"seed": 1}})
+        error = (await client.until("answer"))["error"]
+        assert (error["code"], error["field"]) == ("unsupported_parameter", "signal.parameters")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.pools import WEDGED_MS, Pools, Replica
+from gateway.placement import WEDGED_MS, Placement, Replica
+from gateway.pools import Pools
 from protocol.errors import CapacityExceeded
 from protocol.link_frames import WorkerInfo
 from protocol.messages import Report, WorkerStatus
@@ -28,11 +29,14 @@ class SyntheticLink:
         on_report: Callable[[Report], None],
         on_up: Callable[[str, WorkerInfo], None],
         on_down: Callable[[str], None],
+        on_crowded: Callable[[bool], None],
     ) -> None:
         self.endpoint = endpoint
         self.ready = False
         self.worker: str | None = None
+        self.crowded = False
         self._on_report, self._on_up, self._on_down = on_report, on_up, on_down
+        self._on_crowded = on_crowded
 
     def come(self) -> None:
         self.ready, self.worker = True, "worker.1"
@@ -41,6 +45,10 @@ class SyntheticLink:
     def go(self) -> None:
         self.ready, self.worker = False, None
         self._on_down("synthetic end")
+
+    def crowd(self, crowded: bool) -> None:
+        self.crowded = crowded
+        self._on_crowded(crowded)
 
     def beat(self, waiting: int, progress: int) -> None:
         self._on_report(WorkerStatus("think", 1, waiting, progress))
@@ -57,6 +65,7 @@ class Told:
     ready: list[str] = field(default_factory=list)
     lost: list[Replica] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    crowded: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
 
 
 async def no_arena(endpoint: str) -> str | None:
@@ -65,26 +74,29 @@ async def no_arena(endpoint: str) -> str | None:
 
 def one_worker(
     monkeypatch: pytest.MonkeyPatch, attach: Callable[[str], Awaitable[str | None]] = no_arena
-) -> tuple[Pools, SyntheticLink, Told]:
+) -> tuple[Placement, SyntheticLink, Told]:
     monkeypatch.setattr("gateway.pools.WorkerLink", SyntheticLink)
     told = Told()
+    placement = Placement()
     pools = Pools(
         "gateway-1",
+        placement,
         lambda: told.now_ms,
         on_report=lambda replica, report: None,
         on_ready=told.ready.append,
         on_lost=told.lost.append,
         on_change=told.changed.set,
+        on_crowded=lambda replica: told.crowded.put_nowait(replica.crowded),
         attach=attach,
     )
     link: Any = pools.add("think-0", "think", "ipc:///nowhere/think").link
-    return pools, link, told
+    return placement, link, told
 
 
-async def attached(pools: Pools, told: Told) -> None:
+async def attached(placement: Placement, told: Told) -> None:
     """Wait until the only worker's arena is attached, or known not to be."""
     async with asyncio.timeout(WAIT_S):
-        while pools.all()[0].attaching is not None:
+        while placement.all()[0].attaching:
             told.changed.clear()
             await told.changed.wait()
 
@@ -92,12 +104,12 @@ async def attached(pools: Pools, told: Told) -> None:
 async def test_a_worker_takes_sessions_once_its_arena_is_attached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pools, link, told = one_worker(monkeypatch)
+    placement, link, told = one_worker(monkeypatch)
     link.come()
     with pytest.raises(CapacityExceeded):
-        pools.pick("think")
-    await attached(pools, told)
-    assert pools.pick("think") is pools.all()[0]
+        placement.pick("think", told.now_ms)
+    await attached(placement, told)
+    assert placement.pick("think", told.now_ms) is placement.all()[0]
     assert told.ready == ["think"]
 
 
@@ -107,10 +119,10 @@ async def test_an_arena_that_fails_to_attach_leaves_the_worker_its_messages(
     async def failing(endpoint: str) -> str | None:
         raise RuntimeError("synthetic fault")
 
-    pools, link, told = one_worker(monkeypatch, failing)
+    placement, link, told = one_worker(monkeypatch, failing)
     link.come()
-    await attached(pools, told)
-    assert pools.pick("think").consumer is None
+    await attached(placement, told)
+    assert placement.pick("think", told.now_ms).consumer is None
     assert told.ready == ["think"]
 
 
@@ -127,15 +139,15 @@ async def test_a_worker_lost_while_its_arena_attaches_is_attached_anew(
         await gates[number].wait()
         return f"worker-{number}"
 
-    pools, link, told = one_worker(monkeypatch, gated)
-    (replica,) = pools.all()
+    placement, link, told = one_worker(monkeypatch, gated)
+    (replica,) = placement.all()
     link.come()
     assert await begun.get() == 0
     gates[0].set()
     link.go()
     link.come()
     gates[1].set()
-    await attached(pools, told)
+    await attached(placement, told)
     assert await begun.get() == 1
     assert replica.consumer == "worker-1"
     assert told.lost == [replica]
@@ -144,17 +156,29 @@ async def test_a_worker_lost_while_its_arena_attaches_is_attached_anew(
 async def test_a_wedged_worker_that_gets_on_again_is_ready_for_who_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pools, link, told = one_worker(monkeypatch)
+    placement, link, told = one_worker(monkeypatch)
     link.come()
-    await attached(pools, told)
+    await attached(placement, told)
     link.beat(1, progress=1)
     link.beat(1, progress=1)
     told.now_ms += WEDGED_MS
     with pytest.raises(CapacityExceeded):
-        pools.pick("think")
+        placement.pick("think", told.now_ms)
     told.ready.clear()
     link.beat(1, progress=1)
     assert told.ready == []
     link.beat(1, progress=2)
     assert told.ready == ["think"]
-    assert pools.pick("think") is pools.all()[0]
+    assert placement.pick("think", told.now_ms) is placement.all()[0]
+
+
+async def test_a_crowded_link_is_told_of_after_the_send_that_filled_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, link, told = one_worker(monkeypatch)
+    link.crowd(True)
+    assert told.crowded.empty()
+    async with asyncio.timeout(WAIT_S):
+        assert await told.crowded.get()
+        link.crowd(False)
+        assert not await told.crowded.get()

@@ -24,6 +24,7 @@ from sessions.duplex.events import (
     Usage,
 )
 from sessions.duplex.settings import DuplexSettings, Transcription, patched
+from sessions.lifecycle import CloseReason
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 
 
@@ -511,8 +512,8 @@ def test_a_retrieved_item_has_its_transcript_and_no_audio() -> None:
         ("completed", 1000, None),
         ("detached", 1000, "session_expired"),
         ("drained", 1001, None),
-        ("evicted", 1013, "capacity_exceeded"),
-        ("fenced", 1013, "fenced"),
+        ("evicted", 1000, "session_expired"),
+        ("fenced", 1012, "fenced"),
         ("engine_lost", 1012, "engine_lost"),
         ("stalled", 1008, "session_stalled"),
         ("error", 1011, "internal_error"),
@@ -529,3 +530,8 @@ def test_the_end_of_a_session_is_told_before_the_close() -> None:
     events = written([client.SessionEnded("max_age")])
     assert [event["error"]["code"] for event in events] == ["session_expired"]
     assert written([client.SessionEnded("client")]) == []
+
+
+def test_every_end_of_a_session_has_its_close_code() -> None:
+    faults = {reason for reason in CloseReason if farewell(reason.value, None).code == 1011}
+    assert faults == {CloseReason.ERROR}

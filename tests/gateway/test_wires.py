@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 
-from gateway.pools import Replica
+from gateway.placement import Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.edges import gateway_arena, worker_arena
+from protocol.edges import ConnectorKind, gateway_arena, worker_arena
+from protocol.errors import CapacityExceeded
 from protocol.link_zmq import WorkerLink
-from protocol.messages import Acknowledge, Close, Command, Fence, Open, Output, RaiseFloor, Run
+from protocol.messages import (
+    Acknowledge,
+    Attach,
+    Close,
+    Command,
+    Fence,
+    Open,
+    Output,
+    RaiseFloor,
+    Run,
+    TurnEnded,
+    TurnStatus,
+)
 from protocol.payloads import audio_payload
 from protocol.shm_connector import ShmConnector
-from sessions.actions import StageProduced
+from sessions.actions import Event, Reported, StageLost, StageProduced
 from sessions.lanes import DEFAULT_LANE, INPUT_LANE
+from sessions.pipeline import Delivery
 from tests.sessions.harness import PCM_MS, voice_pipeline
+from tests.sessions.test_orchestrator import chain
 
 SESSION = "sess_1"
 FENCE = Fence(SESSION, 1, "gateway-1")
@@ -133,3 +148,110 @@ async def test_a_worker_that_was_told_of_the_end_is_not_told_again(voice: Voice)
     voice.wires.send("speak", Close(FENCE, "speak-2", "client"))
     voice.wires.release()
     assert [type(command) for command in voice.commands] == [Open, Close]
+
+
+@dataclass
+class Chain:
+    """A session bound to talk, whose output decode reads. `refusing` takes no command."""
+
+    wires: SessionWires
+    replicas: dict[str, Replica]
+    sent: list[tuple[str, Command]]
+    refusing: str | None = None
+
+    def run(self) -> list[Event]:
+        """Begin a turn on talk."""
+        readers = {"talk->decode": "decode"}
+        return self.wires.send("talk", Run(FENCE, 1, DEFAULT_LANE, {}, [], readers=readers))
+
+    def bound(self) -> list[str]:
+        """The stages that have a worker."""
+        return [stage for stage, at in self.replicas.items() if self.wires.bound_to(at)]
+
+
+@pytest.fixture
+async def codes_chain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Chain]:
+    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
+        endpoints = {stage: f"ipc://{directory}/{stage}" for stage in ("talk", "decode")}
+        transfers = Transfers("gateway-1", list(endpoints.values()), lambda session, stage: None)
+        wires = SessionWires(FENCE, chain(Delivery.CHUNK, ConnectorKind.SHM), transfers)
+        bench = Chain(wires, {}, [])
+        links: list[WorkerLink] = []
+
+        def send(link: WorkerLink, command: Command) -> None:
+            stage = link.endpoint.rpartition("/")[2]
+            if stage == bench.refusing:
+                raise CapacityExceeded("the queue to it is full")
+            bench.sent.append((stage, command))
+
+        monkeypatch.setattr(WorkerLink, "send", send)
+        monkeypatch.setattr(WorkerLink, "start_afresh", lambda link: None)
+        for stage, endpoint in endpoints.items():
+            link = WorkerLink(
+                endpoint,
+                "gateway-1",
+                on_report=lambda report: None,
+                on_up=lambda worker, info: None,
+                on_down=lambda reason: None,
+            )
+            links.append(link)
+            bench.replicas[stage] = Replica(f"{stage}-0", stage, link, consumer=f"{stage}-1")
+            wires.bind(stage, bench.replicas[stage])
+            wires.send(stage, Open(FENCE, f"{stage}-1", {}))
+        bench.sent.clear()
+        yield bench
+        for link in links:
+            link.close()
+        transfers.close()
+
+
+def unread(events: Iterator[Event]) -> bool:
+    """Whether the session is told that the turn has failed on talk, and nothing else."""
+    (event,) = events
+    assert isinstance(event, Reported)
+    assert isinstance(event.report, TurnEnded)
+    assert event.report.error is not None
+    ended = event.report
+    assert (event.stage, ended.turn, ended.status) == ("talk", 1, TurnStatus.FAILED)
+    return ended.error is not None and ended.error.code == "engine_lost"
+
+
+async def test_who_reads_a_turn_attaches_before_it_begins(codes_chain: Chain) -> None:
+    assert codes_chain.run() == []
+    (to_decode, attach), (to_talk, run) = codes_chain.sent
+    assert (to_decode, to_talk) == ("decode", "talk")
+    assert isinstance(attach, Attach)
+    assert isinstance(run, Run)
+    assert run.readers == {"talk->decode": "decode-1"}
+
+
+async def test_a_reader_that_is_gone_ends_the_turn_and_unbinds_nobody(codes_chain: Chain) -> None:
+    codes_chain.wires.give_up("decode")
+    codes_chain.sent.clear()
+    assert unread(iter(codes_chain.run()))
+    assert codes_chain.sent == []
+    assert codes_chain.bound() == ["talk"]
+
+
+async def test_a_reader_that_cannot_be_told_is_the_one_that_is_unbound(codes_chain: Chain) -> None:
+    codes_chain.refusing = "decode"
+    lost, *others = codes_chain.run()
+    assert lost == StageLost("decode")
+    assert unread(iter(others))
+    assert codes_chain.sent == []
+    assert codes_chain.bound() == ["talk"]
+
+
+async def test_a_reader_without_an_arena_ends_the_turn_and_unbinds_nobody(
+    codes_chain: Chain,
+) -> None:
+    codes_chain.replicas["decode"].consumer = None
+    assert unread(iter(codes_chain.run()))
+    assert codes_chain.sent == []
+    assert codes_chain.bound() == ["talk", "decode"]
+
+
+async def test_a_worker_that_cannot_be_told_of_a_turn_is_unbound_alone(codes_chain: Chain) -> None:
+    codes_chain.refusing = "talk"
+    assert codes_chain.run() == [StageLost("talk")]
+    assert codes_chain.bound() == ["decode"]

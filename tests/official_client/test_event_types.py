@@ -21,6 +21,7 @@ from sessions.duplex.events import (
     Role,
 )
 from sessions.duplex.settings import DuplexSettings, patched
+from sessions.pipeline import Limits
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 from tests.official_client.environment import client_python
 
@@ -73,6 +74,7 @@ def other_outputs() -> list[duplex.ClientOutput]:
         duplex.ItemDone(user, None),
         duplex.ItemRetrieved(user),
         duplex.ItemDeleted("item_1"),
+        duplex.ConversationReset(["item_1", "item_2"]),
         duplex.ItemTruncated("item_a", 0, 1500),
         duplex.InputTranscriptionFailed("item_1", 0, error),
         duplex.ResponseDone(ended(ResponseStatus.FAILED, None, error)),
@@ -81,6 +83,11 @@ def other_outputs() -> list[duplex.ClientOutput]:
         duplex.ResponseDone(ended(ResponseStatus.CANCELLED, "client_cancelled", None)),
         client.Refused(ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", "item_id"), "evt"),
         client.Refused(error, None),
+        client.Answered("command", error),
+        client.Restoring("think"),
+        client.Restored("think"),
+        client.Attached("sess_1", "voice", DuplexSettings(), 1, Limits(), 9, None, secret="s"),
+        client.LetGo("replaced"),
         client.SessionEnded("max_age"),
     ]
 
@@ -120,7 +127,7 @@ def test_every_output_of_a_session_is_among_them() -> None:
 
 
 def test_the_check_finds_what_does_not_fit() -> None:
-    (frame,) = [frame for frame in frames() if '"session.created"' in frame]
+    frame = next(frame for frame in frames() if '"session.created"' in frame)
     event = json.loads(frame)
     event["session"]["audio"]["input"]["format"]["rate"] = 16_000
     result = validate([json.dumps(event)])

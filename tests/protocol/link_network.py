@@ -145,7 +145,7 @@ class LinkNetwork:
             and self.worker.unacknowledged(gateway) == 0
         )
 
-    def _send(self, side: Side, link: str, size: int, send: Callable[[bytes], None]) -> bool:
+    def _send(self, side: Side, link: str, size: int, send: Callable[[bytes], object]) -> bool:
         number = side.sent.get(link, 0) + 1
         try:
             send(f"{link}:{number}:".encode() + bytes(size))

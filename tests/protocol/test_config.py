@@ -14,6 +14,7 @@ from protocol.config import (
     check_binding,
     load_config,
 )
+from protocol.edges import ConnectorKind
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 
@@ -41,6 +42,20 @@ pipelines:
     defaults: {voice: joe}
     voices:
       joe: [alloy, marin]
+"""
+
+
+WORLD = """\
+stages:
+  world: {engine: steps}
+  paint: {engine: frames}
+pipelines:
+  game:
+    kind: world
+    edges:
+      - {from: world, to: paint, payload: latents, delivery: chunk}
+    outputs: {frames: paint}
+    state: world
 """
 
 
@@ -254,3 +269,58 @@ def test_connectors_are_by_payload_unless_said_otherwise(tmp_path: Path) -> None
     }
     chosen = changed("    limits:", "    connectors: {speak->client: inline}\n    limits:")
     assert load(tmp_path, chosen).pipelines["voice"].edge_connectors["speak->client"] == "inline"
+
+
+def test_a_world_pipeline_names_the_stage_that_keeps_its_state(tmp_path: Path) -> None:
+    pipeline = load(tmp_path, WORLD).pipelines["game"]
+    assert (pipeline.kind, pipeline.state, pipeline.entry) == ("world", "world", "world")
+    assert pipeline.edge_connectors["client->world"] is ConnectorKind.INLINE
+    assert pipeline.edge_connectors["paint->client"] is ConnectorKind.SHM
+
+
+@pytest.mark.parametrize(
+    ("new", "problem"),
+    [
+        ("state: painter", "10: pipelines.game.state: painter is no stage of this pipeline"),
+        ("voices: {joe: []}", "10: pipelines.game.voices: only a duplex pipeline has voices"),
+        (
+            "defaults: {voice: joe}",
+            "10: pipelines.game.defaults: only a duplex pipeline has defaults",
+        ),
+        (
+            "limits: {lead_ms: 500}",
+            "10: pipelines.game.limits.lead_ms: only a duplex pipeline has a lead",
+        ),
+        (
+            "connectors: {client->world: shm}",
+            "10: pipelines.game.connectors.client->world: what clients of this kind send comes",
+        ),
+    ],
+)
+def test_an_option_that_means_nothing_to_the_kind_is_refused(
+    tmp_path: Path, new: str, problem: str
+) -> None:
+    found = problems(tmp_path, WORLD.replace("state: world", new))
+    assert [line for line in found if line.startswith(problem)], found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "outputs: {text: think, audio: speak}",
+            "outputs: {audio: speak}",
+            "17: pipelines.voice.outputs: a duplex pipeline has the outputs text and audio",
+        ),
+        (
+            "kind: duplex",
+            "kind: duplex\n    state: think",
+            "12: pipelines.voice.state: a duplex pipeline has no state of steps",
+        ),
+    ],
+)
+def test_a_duplex_pipeline_speaks_and_has_no_steps(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    found = problems(tmp_path, changed(old, new))
+    assert [line for line in found if line.startswith(problem)], found

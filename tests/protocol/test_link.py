@@ -12,6 +12,7 @@ from protocol.link import GatewayEnd, GatewayState, NotLinked, WorkerEnd
 from protocol.link_events import (
     Action,
     Connected,
+    Crowded,
     Deliver,
     Disconnected,
     Down,
@@ -27,6 +28,7 @@ from protocol.link_events import (
     Up,
 )
 from protocol.link_frames import (
+    LINK_VERSION,
     Acknowledge,
     Address,
     Credit,
@@ -157,6 +159,56 @@ def test_a_full_queue_refuses_and_keeps_what_it_had() -> None:
     assert list(next(iter(network.worker_sides.values())).received.values()) == [3]
 
 
+def test_a_queue_that_payloads_have_filled_takes_control() -> None:
+    limits = StreamLimits(queue_messages=4, payload_messages=2)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    for _ in range(2):
+        end.send(b"payload", payload=True)
+    with pytest.raises(CapacityExceeded):
+        end.send(b"payload", payload=True)
+    for _ in range(2):
+        end.send(b"control")
+    with pytest.raises(CapacityExceeded):
+        end.send(b"control")
+
+
+def test_bytes_of_payloads_leave_room_for_control() -> None:
+    limits = StreamLimits(queue_bytes=100, payload_bytes=50)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    end.send(bytes(50), payload=True)
+    with pytest.raises(CapacityExceeded):
+        end.send(bytes(1), payload=True)
+    end.send(bytes(50))
+
+
+@pytest.mark.parametrize("mark", [{"high_messages": 3}, {"high_bytes": 30}])
+def test_a_crowded_queue_says_so_once_and_again_when_it_has_emptied(mark: dict[str, int]) -> None:
+    limits = StreamLimits(low_messages=1, low_bytes=10, frame_messages=1, **mark)
+    end, address = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    crowdings = [end.send(bytes(10), payload=True) for _ in range(4)]
+    assert crowdings == [[], [], [Crowded("w.1", True)], []]
+    assert end.crowded
+    through = 0
+    told = []
+    while end.unacknowledged:
+        told.append([a for a in end.handle(Flush(), 0) if isinstance(a, Crowded)])
+        through += 1
+        mark_ = Marks(Mark(through, 0), Mark(0, 0))
+        frame = encode_frame(Acknowledge(address, mark_))
+        told.append([a for a in end.handle(Received(frame), 0) if isinstance(a, Crowded)])
+    assert [actions for actions in told if actions] == [[Crowded("w.1", False)]]
+    assert not end.crowded
+
+
+def test_a_lost_link_is_not_crowded() -> None:
+    limits = StreamLimits(high_messages=1)
+    end, _ = open_gateway_end(LinkSettings(ordered=limits), Credit(1, 1000))
+    end.send(b"x", payload=True)
+    assert end.crowded
+    end.handle(Disconnected(), 0)
+    assert not end.crowded
+
+
 def test_bytes_beyond_the_peers_credit_wait() -> None:
     end, _ = open_gateway_end(LinkSettings(), Credit(100, 1000))
     for _ in range(3):
@@ -272,7 +324,7 @@ def test_a_gateway_of_another_version_is_refused_in_words() -> None:
 def test_a_gateway_too_many_is_refused() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True), LinkSettings(gateways=1))
     for name in ("a", "b"):
-        hello = encode_frame(Hello(name, 1, 1, 1, Credit(1, 1)))
+        hello = encode_frame(Hello(name, 1, LINK_VERSION, LINK_VERSION, Credit(1, 1)))
         (answer, *_) = worker.handle(Received(hello, name), 0)
     assert isinstance(answer, Transmit)
     assert worker.gateways == ("a",)
@@ -280,14 +332,14 @@ def test_a_gateway_too_many_is_refused() -> None:
 
 def test_a_repeated_hello_does_not_reset_the_link() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True))
-    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     assert [type(action) for action in worker.handle(hello, 0)] == [Transmit, Up]
     assert [type(action) for action in worker.handle(hello, 1)] == [Transmit]
 
 
 def test_a_late_hello_of_a_lost_link_does_not_bring_it_back() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True))
-    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     worker.handle(hello, 0)
     assert worker.handle(Disconnected("g"), 1) == [Down("g", "the connection to the gateway ended")]
     worker.handle(hello, 2)
@@ -394,7 +446,7 @@ def open_gateway_end(link_settings: LinkSettings, credit: Credit) -> tuple[Gatew
     end.handle(Connected(), 0)
     address = Address("g", "w", 1)
     info = WorkerInfo("think", "synthetic", True)
-    welcome = encode_frame(Welcome(address, 1, credit, info))
+    welcome = encode_frame(Welcome(address, LINK_VERSION, credit, info))
     assert end.handle(Received(welcome), 0) == [Up("w.1", info)]
     return end, address
 

@@ -15,7 +15,7 @@ import zmq
 from protocol.connectors import InlineDescriptor
 from protocol.errors import CapacityExceeded, ConfigError, EngineLost
 from protocol.link_events import LinkSettings
-from protocol.link_frames import Credit, Hello, WorkerInfo, encode_frame
+from protocol.link_frames import LINK_VERSION, Credit, Hello, WorkerInfo, encode_frame
 from protocol.link_zmq import WorkerEndpoint, WorkerLink
 from protocol.messages import (
     Command,
@@ -266,8 +266,8 @@ async def test_frames_from_a_stranger_change_nothing(pair: Pair, endpoint: str) 
         stranger.set(zmq.ROUTING_ID, b"stranger")
         stranger.connect(endpoint)
         stranger.send(b"garbage")
-        stranger.send(encode_frame(Hello("gateway-1", 9, 1, 1, Credit(1, 1))))
-        stranger.send(encode_frame(Hello("stranger", 1, 1, 1, Credit(1, 1))))
+        stranger.send(encode_frame(Hello("gateway-1", 9, LINK_VERSION, LINK_VERSION, Credit(1, 1))))
+        stranger.send(encode_frame(Hello("stranger", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))))
         assert await worker.ups.get() == "stranger"
     assert bound._end.malformed == 2
     link.send(signal(1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
-from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo
 from protocol.messages import (
     Answer,
     Close,
@@ -41,6 +42,7 @@ from sessions.actions import (
 from sessions.client import SessionCreated
 from sessions.directory import MemoryDirectory
 from sessions.duplex.events import ClientVerb
+from sessions.machine import Machine
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
@@ -71,6 +73,14 @@ def voice_pipeline(**limits: int) -> Pipeline:
         voice="joe",
         voices={"joe": "joe", "alloy": "joe"},
     )
+
+
+def ask(machine: Machine, verb: Any, now_ms: float, emit: Callable[[Any], None]) -> None:
+    """Have a machine carry a verb out, or refuse it as its session does."""
+    try:
+        machine.client(verb, now_ms)
+    except AntiphonError as error:
+        emit(machine.refusal(verb, error.info()))
 
 
 class Harness:

@@ -396,6 +396,17 @@ def test_a_session_has_so_many_observers_and_no_more() -> None:
     attached(come(harness, "one-more", role=Role.OBSERVER)[1:])
 
 
+def test_only_who_has_control_ends_the_session() -> None:
+    harness = resumable()
+    come(harness, "watcher", role=Role.OBSERVER)
+    come(harness, "second")
+    for name in ("client", "watcher"):
+        harness.feed(CloseRequested(CloseReason.CLIENT, name))
+        assert state(harness) is State.ACTIVE
+    harness.feed(CloseRequested(CloseReason.CLIENT, "second"))
+    assert harness.released is not None
+
+
 # Sessions that wait for their first client
 
 

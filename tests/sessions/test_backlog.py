@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.messages import Answer, ReceivedThrough, Signal, TurnStatus, Update
-from sessions.actions import Reported
+from sessions.actions import Reported, StageBound, StageCrowded, StageLost
 from sessions.backlog import COMMANDS, INPUT_BYTES, STOPPING_TURNS, TURN_BYTES
 from sessions.duplex.events import (
     AppendAudio,
@@ -105,3 +105,25 @@ def test_a_session_that_ends_keeps_nobody_waiting() -> None:
     append_until_held(harness, CHUNK)
     harness.later(harness.pipeline.limits.idle_ms)
     assert not harness.held
+
+
+def test_a_client_waits_while_the_link_that_all_sessions_share_is_crowded() -> None:
+    harness = Harness()
+    harness.feed(StageCrowded("think", True))
+    harness.feed(StageCrowded("speak", True))
+    assert harness.held
+    harness.feed(StageCrowded("think", False))
+    assert harness.held
+    harness.feed(StageCrowded("speak", False))
+    assert not harness.held
+
+
+def test_a_crowded_link_that_is_lost_keeps_nobody_waiting() -> None:
+    harness = Harness()
+    harness.feed(StageCrowded("speak", True))
+    harness.available.discard("speak")
+    harness.feed(StageLost("speak"))
+    harness.feed(StageCrowded("speak", True))
+    assert not harness.held
+    harness.feed(StageBound("speak", "speak-2", crowded=True))
+    assert harness.held

@@ -302,6 +302,13 @@ def test_a_failing_engine_fails_its_turn_only() -> None:
     assert response.error.code == "engine_failed"
     harness.clear()
     turn = harness.reply_turn()
+    # A worker that is being stopped.
+    harness.done("think", turn, TurnStatus.CANCELLED)
+    response = harness.one(ResponseDone).response
+    assert response.error is not None
+    assert response.error.code == "engine_lost"
+    harness.clear()
+    turn = harness.reply_turn()
     harness.text("think", turn, "Fine. ")
     harness.done("think", turn)
     harness.audio(turn, 0, 10)

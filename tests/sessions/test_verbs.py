@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import InvalidRequest
-from protocol.messages import Answer, Configure, Run, Signal, TurnStatus
+from protocol.messages import Answer, Configure, RaiseFloor, Run, Signal, TurnStatus
 from protocol.payloads import PayloadType, read_conversation
 from sessions.actions import Reported
 from sessions.client import Refused, SettingsUpdated
@@ -18,6 +18,7 @@ from sessions.duplex.events import (
     ClearInput,
     ClientVerb,
     CommitInput,
+    ConversationReset,
     CreateItem,
     CreateResponse,
     DeleteItem,
@@ -32,6 +33,7 @@ from sessions.duplex.events import (
     Part,
     PartKind,
     PatchSettings,
+    Reset,
     ResponseCreated,
     ResponseDone,
     ResponseStatus,
@@ -39,6 +41,7 @@ from sessions.duplex.events import (
     Role,
     TruncateItem,
 )
+from sessions.lifecycle import State
 from tests.sessions.harness import PCM_MS, Harness, payload_of
 
 NO_VAD = PatchSettings({"audio": {"input": {"turn_detection": None}}})
@@ -381,3 +384,44 @@ def test_lost_input_is_told() -> None:
     harness = Harness()
     harness.notice("input_lost", first=3, last=5)
     assert harness.one(Refused).error.code == "input_audio_lost"
+
+
+def test_a_reset_cancels_what_runs_and_forgets_what_was_said() -> None:
+    harness = Harness()
+    reply = harness.reply_turn("Remember the bees.")
+    harness.text("think", reply, "I shall. ")
+    harness.audio(reply, 0, 100)
+    hearing = harness.speak(1_000, 1_500)
+    harness.say(PatchSettings({"instructions": "Be kind."}))
+    floors = {(c.lane, c.floor) for c in harness.sent(RaiseFloor)}
+    harness.clear()
+    harness.say(Reset())
+    assert harness.session.state is State.ACTIVE
+    said = harness.one(ConversationReset)
+    assert len(said.item_ids) == 3
+    raised = {(c.lane, c.floor) for c in harness.sent(RaiseFloor)} - floors
+    assert ("input", hearing + 1) in raised
+    # What still comes of the turns before goes nowhere.
+    harness.clear()
+    harness.text("listen", hearing, "What bees?")
+    harness.done("listen", hearing)
+    harness.audio(reply, 1, 100)
+    assert harness.outputs == []
+    harness.say(CreateItem(user("new", "Hello.")))
+    harness.say(CreateResponse())
+    run = harness.last_run("think")
+    (conversation,) = run.inputs
+    messages = read_conversation(payload_of(conversation))
+    assert [message.text for message in messages] == ["Hello."]
+    assert run.parameters["instructions"] == "Be kind."
+
+
+def test_a_reset_in_mid_reply_ends_the_reply_first() -> None:
+    harness = Harness()
+    turn = harness.reply_turn()
+    harness.text("think", turn, "Well. ")
+    harness.clear()
+    harness.say(Reset())
+    names = harness.names()
+    assert names.index("ResponseDone") < names.index("ConversationReset")
+    assert harness.one(ResponseDone).response.status is ResponseStatus.CANCELLED

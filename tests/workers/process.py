@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from protocol.connectors import InlineDescriptor
+from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
 from protocol.link_zmq import WorkerLink
 from protocol.messages import (
@@ -105,6 +106,7 @@ class Gateway:
 
     endpoint: str
     incarnation: str = GATEWAY
+    settings: LinkSettings | None = None
     ups: asyncio.Queue[WorkerInfo] = field(default_factory=asyncio.Queue)
     downs: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     statuses: asyncio.Queue[WorkerStatus] = field(default_factory=asyncio.Queue)
@@ -119,6 +121,7 @@ class Gateway:
             on_report=self._on_report,
             on_up=lambda _worker, info: self.ups.put_nowait(info),
             on_down=self.downs.put_nowait,
+            settings=self.settings,
         )
 
     async def linked(self) -> Gateway:

@@ -122,7 +122,7 @@ def test_a_config_that_fits_passes(tmp_path: Path) -> None:
         ),
         (
             "text: hear, audio: say",
-            "text: say",
+            "text: say, audio: say",
             "9: pipelines.echo.outputs.text: say makes audio, not text",
         ),
         ("engine: mouth", "engine: ear", "8: pipelines.echo.edges[0].payload: say takes audio"),

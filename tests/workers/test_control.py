@@ -28,6 +28,7 @@ from protocol.messages import (
     Run,
     Signal,
     StageEvent,
+    Stop,
     TurnEnded,
     TurnStatus,
     Update,
@@ -52,6 +53,7 @@ from workers.control_events import (
     GatewayUp,
     InputFailed,
     InputTaken,
+    LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
@@ -657,8 +659,10 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Update, fences, st.integers(1, 6), st.just(DATA), controls),
     st.builds(Signal, fences, ids, st.just("x"), after_input=after),
     st.builds(Run, fences, turns, lanes, last=st.booleans(), after_input=after),
+    st.builds(Run, fences, turns, lanes, last=st.booleans(), step=st.integers(1, 3)),
     st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
     st.builds(RaiseFloor, fences, lanes, turns),
+    st.builds(Stop, fences, turns),
     st.builds(Close, fences, ids, st.just("client")),
 )
 steps: st.SearchStrategy[Any] = st.one_of(
@@ -856,4 +860,92 @@ def test_a_closed_session_keeps_nothing() -> None:
     bench = with_output(3)
     bench.command(Close(FENCE, "close", "client"))
     bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert bench.control.kept_bytes == 0
+
+
+# A link that all sessions of a gateway share
+
+
+def test_a_crowded_link_paces_the_turns_of_its_gateway_and_no_others() -> None:
+    bench = Bench().open()
+    other = Fence("other", 1, "g2")
+    bench.command(Open(other, "open", {}), "g2")
+    bench.command(run(1))
+    bench.command(Run(other, 1, "default"), "g2")
+    assert bench.tell(LinkCrowded("g1", True)) == [PaceTurn("s", 1, True)]
+    assert bench.tell(LinkCrowded("g1", True)) == []
+    assert bench.tell(LinkCrowded("g1", False)) == [PaceTurn("s", 1, False)]
+
+
+def test_a_turn_that_starts_while_the_link_is_crowded_waits() -> None:
+    bench = Bench().open()
+    bench.tell(LinkCrowded("g1", True))
+    assert bench.command(run(1))[1:] == [PaceTurn("s", 1, True)]
+    late = Fence("late", 1, "g1")
+    bench.command(Open(late, "open", {}))
+    assert bench.command(Run(late, 1, "default"))[1:] == [PaceTurn("late", 1, True)]
+
+
+def test_room_on_the_link_does_not_free_a_turn_whose_session_is_full() -> None:
+    bench = with_output(2, ControlLimits(retention=RetentionLimits(pieces=2)))
+    bench.tell(LinkCrowded("g1", True))
+    assert bench.tell(LinkCrowded("g1", False)) == []
+    bench.tell(LinkCrowded("g1", True))
+    assert bench.command(Acknowledge(FENCE, 1, 2)) == []
+    assert bench.tell(LinkCrowded("g1", False)) == [PaceTurn("s", 1, False)]
+
+
+def test_control_does_not_wait_for_a_crowded_link() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.tell(LinkCrowded("g1", True))
+    bench.tell(TurnFinished("s", 1, TurnOutcome.COMPLETED))
+    bench.command(Signal(FENCE, "c2", "note", {}))
+    ended, answer = bench.take()
+    assert isinstance(ended, TurnEnded)
+    assert isinstance(answer, Answer)
+
+
+def test_a_session_that_another_gateway_takes_over_is_paced_by_its_new_link() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.tell(LinkCrowded("g1", True))
+    adopted = Fence("s", 2, "g2")
+    assert bench.command(Acknowledge(adopted, 1, 0), "g2") == [PaceTurn("s", 1, False)]
+    bench.tell(LinkCrowded("g1", False))
+    assert bench.tell(LinkCrowded("g2", True)) == [PaceTurn("s", 1, True)]
+
+
+def test_a_link_that_was_crowded_when_it_was_lost_paces_nobody() -> None:
+    bench = Bench().open()
+    bench.tell(LinkCrowded("g1", True))
+    bench.tell(GatewayDown("g1"))
+    bench.tell(GatewayUp("g1"))
+    bench.open(Fence("again", 1, "g1"))
+    turn = Run(Fence("again", 1, "g1"), 1, "default")
+    assert not any(isinstance(action, PaceTurn) for action in bench.command(turn))
+
+
+def test_who_has_waited_longest_goes_on_first() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.open(Fence(name, 1, "g1"))
+        bench.command(Run(Fence(name, 1, "g1"), 1, "default"))
+    for name in "bac":
+        bench.tell(Emitted(name, 1, PIECE))
+    bench.tell(LinkCrowded("g1", True))
+    resumed = bench.tell(LinkCrowded("g1", False))
+    assert resumed == [PaceTurn(name, 1, False) for name in "bac"]
+
+
+@pytest.mark.parametrize("limits", [RetentionLimits(hard_pieces=3), RetentionLimits(hard_bytes=3)])
+def test_a_turn_whose_engine_never_waits_fails_in_the_end(limits: RetentionLimits) -> None:
+    bench = with_output(3, ControlLimits(retention=limits))
+    assert bench.tell(Emitted("s", 1, PIECE)) == [CancelTurn("s", 1)]
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    (ended,) = bench.take()
+    assert isinstance(ended, TurnEnded)
+    assert ended.status is TurnStatus.FAILED
+    assert ended.error is not None
+    assert ended.error.code == "capacity_exceeded"
     assert bench.control.kept_bytes == 0

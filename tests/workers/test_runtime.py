@@ -14,6 +14,7 @@ import pytest
 
 from protocol.connectors import InlineDescriptor
 from protocol.exit_status import ExitStatus
+from protocol.link_events import LinkSettings
 from protocol.messages import (
     Close,
     Configure,
@@ -26,6 +27,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import text_payload
+from protocol.stream import StreamLimits
 from tests.workers.process import SYNTHETIC, Gateway, WorkerProcess
 from workers.spec import WorkerStarted
 
@@ -215,6 +217,24 @@ async def test_a_turn_that_outruns_the_link_fails_and_the_link_stays(pair: Pair)
     while await gateway.output() != "still here":
         pass
     assert gateway.downs.empty()
+
+
+async def test_many_turns_at_once_wait_for_the_link_that_they_share(directory: Path) -> None:
+    sessions = [f"s{number}" for number in range(24)]
+    with WorkerProcess(directory, {"sessions": len(sessions)}) as worker:
+        slow = LinkSettings(ordered=StreamLimits(window_messages=32), acknowledge_messages=16)
+        gateway = await Gateway(worker.endpoint, settings=slow).linked()
+        for session in sessions:
+            assert (await gateway.open(session)).error is None
+        for turn, session in enumerate(sessions, 1):
+            gateway.run(turn, "pour", session=session, count=400, size=10)
+            gateway.run(100 + turn, "pour", session=session, count=20, size=50_000)
+        # More than the link's queue holds, in pieces and in bytes; less than retention does.
+        for turn, _ in enumerate(sessions, 1):
+            assert (await gateway.ended(turn)).error is None
+            assert (await gateway.ended(100 + turn)).error is None
+        assert gateway.downs.empty()
+        gateway.link.close()
 
 
 async def test_a_worker_that_loads_answers_and_then_becomes_ready(directory: Path) -> None:

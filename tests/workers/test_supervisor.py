@@ -17,9 +17,24 @@ import httpx
 import pytest
 import yaml
 
+from protocol.config import load_config
 from protocol.exit_status import ExitStatus
+from protocol.messages import Answer, Command, Fence, Open, Run
 from workers.child import RestartPolicy
+from workers.control import Control
+from workers.control_events import (
+    Action,
+    CommandReceived,
+    ControlLimits,
+    EngineReady,
+    GatewayUp,
+    OpenSession,
+    OperationDone,
+    SendReport,
+    StartTurn,
+)
 from workers.runtime_directory import runtime_directory, sweep
+from workers.supervisor import worker_specs
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,6 +203,56 @@ async def test_an_interrupt_or_a_hang_up_ends_it_in_order(
     status, _ = await deployment.ended()
     assert status == ExitStatus.OK
     assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_worker_takes_all_sessions_that_its_pipelines_allow(directory: Path) -> None:
+    path = write_config(directory, replicas=2)
+    config = yaml.safe_load(path.read_text())
+    config["pipelines"]["voice"]["limits"] = {"sessions": 600}
+    config["pipelines"]["text"] = {
+        "kind": "one-shot",
+        "outputs": {"text": "think"},
+        "limits": {"sessions": 100},
+    }
+    path.write_text(yaml.safe_dump(config))
+    specs = worker_specs(load_config(path), directory)
+    # Each replica takes them all: the other may be lost.
+    sessions = {spec.name: spec.sessions for spec in specs}
+    assert sessions == {"think-0": 700, "think-1": 700, "speak-0": 600}
+
+
+@pytest.mark.parametrize("sessions", [1, 600, 10_000])
+def test_what_a_config_allows_is_opened_and_run_by_its_worker(
+    directory: Path, sessions: int
+) -> None:
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    config["pipelines"]["voice"]["limits"] = {"sessions": sessions}
+    path.write_text(yaml.safe_dump(config))
+    spec = worker_specs(load_config(path), directory)[0]
+    limits = ControlLimits.serving(spec.sessions, owner_gone_ms=0.0)
+    control = Control(limits)
+    control.handle(EngineReady(), 0.0)
+    control.handle(GatewayUp("g"), 0.0)
+
+    def command(command: Command) -> list[Action]:
+        return control.handle(CommandReceived("g", command), 0.0)
+
+    for number in range(sessions):
+        fence = Fence(f"s{number}", 1, "g")
+        assert [type(a) for a in command(Open(fence, "open", {}))] == [OpenSession]
+        control.handle(OperationDone(fence.session), 0.0)
+        for turn in (1, 2):
+            started = command(Run(fence, turn, f"lane-{turn}"))
+            assert [type(action) for action in started] == [StartTurn]
+    assert control.sessions == sessions
+    while control.sessions < limits.sessions:
+        command(Open(Fence(f"more{control.sessions}", 1, "g"), "open", {}))
+    (refused,) = command(Open(Fence("too many", 1, "g"), "open", {}))
+    assert isinstance(refused, SendReport)
+    assert isinstance(refused.report, Answer)
+    assert refused.report.error is not None
+    assert refused.report.error.code == "capacity_exceeded"
 
 
 async def test_no_child_outlives_a_killed_supervisor(deployment: Deployment) -> None:

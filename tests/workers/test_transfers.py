@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from protocol.arena import ArenaLimits
 from protocol.connectors import ShmDescriptor
 from protocol.edges import ConnectorKind, OutputEdge, worker_arena
-from protocol.errors import AntiphonError
+from protocol.errors import AntiphonError, EngineLost
 from protocol.messages import Output, TurnEnded, TurnStatus
 from protocol.payloads import text_payload
 from protocol.shm_connector import ShmConnector
@@ -80,10 +82,9 @@ async def test_a_turn_whose_reader_never_comes_fails_although_its_engine_is_done
     assert bench.transfers.end(GATEWAY, DONE)
     ended = await bench.reports.get()
     assert isinstance(ended, TurnEnded)
-    assert (ended.status, ended.error and ended.error.code) == (
-        TurnStatus.FAILED,
-        "transfer_timeout",
-    )
+    assert (ended.status, ended.error and ended.error.code) == (TurnStatus.FAILED, "engine_lost")
+    assert ended.error is not None
+    assert "speak-1 did not attach in time" in ended.error.message
     assert not bench.transfers.end(GATEWAY, DONE)
     assert bench.failures.empty()
 
@@ -98,9 +99,9 @@ async def test_a_turn_whose_reader_goes_fails_whether_its_output_waits_or_not(
     for _ in range(2):
         await bench.descriptor()
     bench.reader.close()
-    assert await bench.failures.get() == (1, "peer_lost")
+    assert await bench.failures.get() == (1, "engine_lost")
     bench.put(2, 2)
-    assert await bench.failures.get() == (2, "peer_lost")
+    assert await bench.failures.get() == (2, "engine_lost")
 
 
 async def test_an_ended_turn_whose_reader_goes_fails(bench: Bench) -> None:
@@ -112,7 +113,7 @@ async def test_an_ended_turn_whose_reader_goes_fails(bench: Bench) -> None:
     bench.reader.close()
     ended = await bench.reports.get()
     assert isinstance(ended, TurnEnded)
-    assert (ended.status, ended.error and ended.error.code) == (TurnStatus.FAILED, "peer_lost")
+    assert (ended.status, ended.error and ended.error.code) == (TurnStatus.FAILED, "engine_lost")
 
 
 @pytest.mark.parametrize("how", ["void", "freed"])
@@ -144,3 +145,55 @@ async def test_output_that_fits_goes_at_once_and_its_end_behind_it(bench: Bench)
     second = await bench.descriptor()
     assert bench.reader.get(second).data == PIECE.data
     assert await bench.reports.get() == DONE
+
+
+async def test_a_turn_that_finds_no_room_in_the_arena_fails_for_want_of_capacity(
+    bench: Bench,
+) -> None:
+    await bench.reader.attach(bench.arena)
+    whole = OutputEdge("think->client", ConnectorKind.SHM, ArenaLimits().session_cap_bytes)
+    bench.transfers.opened("s", GATEWAY, whole)
+    bench.put(1, 1)
+    await bench.descriptor()
+    bench.put(2, 1)
+    assert await bench.failures.get() == (2, "capacity_exceeded")
+
+
+@pytest.mark.parametrize("fault", ["lost", "never attached", "void", "taken back"])
+async def test_what_cannot_be_read_of_another_worker_is_lost_with_it(
+    bench: Bench, directory: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.transfers.ATTACH_S", 0.01)
+    producer = ShmConnector(str(directory / "listen.arena"), "listen-1")
+    bench.transfers.read_from(producer.path)
+    await producer.consumer("think-1")
+    await asyncio.gather(*bench.transfers._attaching.values())
+    flow = producer.open("s", 1, {"listen->think": "think-1"}, 4096)
+    descriptor = producer.put(PIECE, flow)
+    assert isinstance(descriptor, ShmDescriptor)
+    assert bench.transfers._shm is not None
+    match fault:
+        case "lost":
+            bench.transfers._shm.attachments[0].close()
+        case "never attached":
+            descriptor = replace(descriptor, arena=descriptor.arena + 1)
+        case "void":
+            bench.transfers.void("s", 1)
+        case "taken back":
+            descriptor = replace(descriptor, generation=descriptor.generation + 1)
+    with pytest.raises(EngineLost, match="on its way to another process was lost: "):
+        await bench.transfers.receive(descriptor)
+    producer.close()
+
+
+async def test_an_end_that_waits_behind_unread_output_is_said_when_the_turn_is_voided(
+    bench: Bench,
+) -> None:
+    await bench.reader.attach(bench.arena)
+    for sequence in (1, 2):
+        bench.put(1, sequence)
+    assert bench.transfers.end(GATEWAY, DONE)
+    await bench.descriptor()
+    bench.transfers.void("s", 1)
+    assert bench.reports.get_nowait() == DONE
+    assert bench.reports.empty()

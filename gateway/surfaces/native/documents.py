@@ -32,11 +32,11 @@ _SCHEMAS = "#/components/schemas/"
 @cache
 def json_schema() -> dict[str, Any]:
     """A JSON Schema whose `$defs` hold `ClientFrame`, `ServerFrame`, every frame, every body."""
-    free = tuple(kind for kinds in FREE_FIELDS.values() for kind in kinds)
+    free = (kind for kinds in FREE_FIELDS.values() for kind in kinds)
     kinds = (*CLIENT_FRAMES, *SERVER_FRAMES, *BODIES, *free)
     _, definitions = msgspec.json.schema_components(kinds)
-    settings = [_ref(kind.__name__) for kind in FREE_FIELDS["settings"]]
-    definitions["SessionBody"]["properties"]["settings"] = {"anyOf": settings}
+    settings = definitions["SessionCreatedFrame"]["properties"]["settings"]
+    definitions["SessionBody"]["properties"]["settings"] = settings
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Antiphon native sessions",

@@ -7,6 +7,7 @@ of a further kind joins by `OUTPUTS`.
 from __future__ import annotations
 
 import re
+from types import NoneType
 from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import msgspec
@@ -18,14 +19,22 @@ from protocol.native import SessionLimits, Wire
 from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
+from sessions.oneshot import events as oneshot
 from sessions.pipeline import Limits
+from sessions.steps import events as steps
 
-OUTPUTS: tuple[type, ...] = get_args(duplex.ClientOutput)
+OUTPUTS: tuple[type, ...] = tuple(
+    dict.fromkeys(
+        output
+        for outputs in (duplex.ClientOutput, steps.StepOutput, oneshot.OneShotOutput)
+        for output in get_args(outputs)
+    )
+)
 """The outputs of sessions of every kind."""
 
 FREE_FIELDS: dict[str, tuple[type, ...]] = {
-    "settings": (DuplexSettings,),
-    "snapshot": (duplex.DuplexSnapshot,),
+    "settings": (DuplexSettings, dict),
+    "snapshot": (duplex.DuplexSnapshot, steps.StepSnapshot, NoneType),
 }
 """The fields that differ by kind, and what each kind has there."""
 
@@ -40,6 +49,9 @@ class OutputFrame(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
     sequence: int
     cursor: str
 
+
+_DEFS = "#/$defs/"
+_PLAIN: dict[type, dict[str, str]] = {dict: {"type": "object"}, NoneType: {"type": "null"}}
 
 _NAMES: dict[type, str] = {client.Answered: "answer"}
 _FIELDS: dict[type, dict[str, str]] = {client.Answered: {"command": "id"}}
@@ -78,7 +90,7 @@ def _wire_type(name: str, kind: Any) -> Any:
 
 def free_type(name: str) -> Any:
     """The type of a field that differs by kind: any, and in a schema one of the kinds'."""
-    kinds = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in FREE_FIELDS[name]]
+    kinds = [_PLAIN.get(kind) or {"$ref": _DEFS + kind.__name__} for kind in FREE_FIELDS[name]]
     return Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": kinds})]
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
-from gateway.hosted import raised
+from gateway.clients import raised
 from gateway.hosting import SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.documents import asyncapi, json_schema

@@ -19,7 +19,7 @@ from gateway.access import Access
 from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
@@ -42,9 +42,6 @@ from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnd
 
 ATTACH_S = 10.0
 """How long a connection may take to say what it is to be."""
-
-CLOSE_REPLACED = 4001
-_LET_GO_CODES = {"replaced": CLOSE_REPLACED, "stalled": CLOSE_POLICY}
 
 log = structlog.get_logger(__name__)
 
@@ -136,7 +133,7 @@ class _Connection:
                 self._metrics.error_told(error.code)
             case LetGo(reason=reason):
                 self._over = True
-                self._outlet.finish(_LET_GO_CODES.get(reason, CLOSE_POLICY), reason)
+                self._outlet.finish(*LET_GO.get(reason, (CLOSE_POLICY, reason)))
             case SessionEnded():
                 self._over = True
                 if ending.error is not None:

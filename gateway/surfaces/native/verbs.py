@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -15,18 +15,27 @@ from protocol.native import (
     Clear,
     Commit,
     Delete,
+    Interrupt,
     ItemInput,
     NewItem,
     NewPart,
+    NewPayload,
+    RequestInput,
+    Reset,
     Respond,
     Retrieve,
     SettingsInput,
+    StepInput,
     Truncate,
 )
+from protocol.native.frames import Input
+from protocol.payloads import Payload
 from sessions.client import Verb
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
+from sessions.oneshot import events as oneshot
 from sessions.pipeline import Kind
+from sessions.steps import events as steps
 
 APPEND_BYTES = 64 * 1024
 """Longer audio is handed to the session in pieces of this size, each when it has room.
@@ -53,10 +62,10 @@ def verbs(kind: str, said: Any, command: str | None, ref: str | None) -> Iterato
     """
     build = VERBS[Kind(kind)].get(type(said))
     if build is None:
-        config = said.__struct_config__
-        place = "input.type" if config.tag in _INPUTS else "signal.type"
+        place = "input.type" if isinstance(said, get_args(Input)) else "signal.type"
+        tag = said.__struct_config__.tag
         raise InvalidRequest(
-            f"a session of kind {kind} takes no {config.tag!r}", field=place, code="unsupported"
+            f"a session of kind {kind} takes no {tag!r}", field=place, code="unsupported"
         )
     verb = build(said, ref)
     if not isinstance(verb, duplex.AppendAudio) or len(verb.pcm) <= APPEND_BYTES:
@@ -107,6 +116,32 @@ def _respond(said: Respond, ref: str | None) -> Verb:
         max_output_tokens=said.max_output_tokens,
         metadata=said.metadata,
         ref=ref,
+    )
+
+
+def _begin_anew(said: Reset, ref: str | None) -> Verb:
+    if said.parameters:
+        raise InvalidRequest(
+            "a conversation begins anew without any",
+            field="signal.parameters",
+            code="unsupported_parameter",
+        )
+    return duplex.Reset(ref)
+
+
+def _cancel_request(said: Cancel, ref: str | None) -> Verb:
+    if said.response_id is not None:
+        raise InvalidRequest(
+            "this session has one answer, without an id",
+            field="signal.response_id",
+            code="unsupported_parameter",
+        )
+    return oneshot.CancelRequest(ref)
+
+
+def _payload(payload: NewPayload) -> Payload:
+    return Payload(
+        payload.type, payload.data, payload.dtype, tuple(payload.shape), payload.attributes
     )
 
 
@@ -162,12 +197,34 @@ _DUPLEX: dict[type, Build] = {
     ),
     Delete: lambda said, ref: duplex.DeleteItem(said.item_id, ref),
     Retrieve: lambda said, ref: duplex.RetrieveItem(said.item_id, ref),
+    Reset: _begin_anew,
 }
 
-VERBS: Mapping[Kind, Mapping[type, Build]] = {Kind.DUPLEX: _DUPLEX}
-"""What the sessions of each kind take."""
+_STEPS: dict[type, Build] = {
+    StepInput: lambda said, ref: steps.Step(
+        said.step, list(map(_payload, said.inputs)), said.parameters, ref
+    ),
+    Interrupt: lambda said, ref: steps.Interrupt(ref),
+    Reset: lambda said, ref: steps.Reset(said.parameters, ref),
+}
 
-_INPUTS = frozenset({"audio", "settings", "item"})
+_ONE_SHOT: dict[type, Build] = {
+    RequestInput: lambda said, ref: oneshot.Request(
+        list(map(_payload, said.inputs)),
+        said.parameters,
+        None if said.ports is None else frozenset(said.ports),
+        ref,
+    ),
+    Cancel: _cancel_request,
+}
+
+VERBS: Mapping[Kind, Mapping[type, Build]] = {
+    Kind.DUPLEX: _DUPLEX,
+    Kind.WORLD: _STEPS,
+    Kind.ROBOT: _STEPS,
+    Kind.ONE_SHOT: _ONE_SHOT,
+}
+"""What the sessions of each kind take."""
 
 # The session core names fields by the verb, or by the setting's own path.
 _WRITTEN = {
@@ -180,6 +237,9 @@ _WRITTEN = {
     "item_id": "signal.item_id",
     "content_index": "signal.content_index",
     "audio_end_ms": "signal.audio_end_ms",
+    "step": "input.step",
+    "inputs": "input.inputs",
+    "ports": "input.ports",
     **{
         field.name: f"input.settings.{field.name}"
         for field in msgspec.structs.fields(DuplexSettings)

@@ -165,12 +165,16 @@ def _part_done(output: duplex.PartDone) -> list[wire.ServerEvent]:
     return [wire.TextDone(**place, text=part.text or ""), done]
 
 
-def _session(output: client.SessionCreated | client.SettingsUpdated) -> dict[str, Any]:
+def _session(
+    output: client.SessionCreated | client.SettingsUpdated | client.Attached,
+) -> dict[str, Any]:
     return describe(output.session, output.model, output.settings, output.expires_at_s)
 
 
 _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     client.SessionCreated: lambda o: [wire.SessionCreated(session=_session(o))],
+    client.Attached: lambda o: [wire.SessionCreated(session=_session(o))],
+    client.LetGo: lambda o: [],
     client.SettingsUpdated: lambda o: [wire.SessionUpdated(session=_session(o))],
     # The protocol has no words for these; commands with ids come by other surfaces.
     client.Answered: lambda o: [],
@@ -207,6 +211,7 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     ],
     duplex.ItemRetrieved: lambda o: [wire.ItemRetrieved(item=_item_out(o.item))],
     duplex.ItemDeleted: lambda o: [wire.ItemDeleted(item_id=o.item_id)],
+    duplex.ConversationReset: lambda o: [wire.ItemDeleted(item_id=item) for item in o.item_ids],
     duplex.ItemTruncated: lambda o: [
         wire.ItemTruncated(
             item_id=o.item_id,

@@ -22,13 +22,29 @@ from gateway.access import Access
 from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost
 from gateway.metrics import FrameCounts, GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.realtime.outputs import error_body, http_status
+from gateway.surfaces.realtime.resume import (
+    Return,
+    numbered,
+    returning,
+    wants_resume,
+    with_secret,
+)
 from gateway.surfaces.realtime.translation import Translation
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
-from sessions.client import Refused, SessionEnded, SettingsUpdated
+from sessions.client import (
+    Attached,
+    LetGo,
+    Refused,
+    Role,
+    SessionCreated,
+    SessionEnded,
+    SettingsUpdated,
+)
 from sessions.duplex.events import AppendAudio, ClientOutput, ClientVerb
+from sessions.pipeline import Kind
 
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
@@ -62,15 +78,11 @@ class RealtimeSocket:
         subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
-            pipeline = self._host.resolve(_asked_model(scope))
-            translation = self._translation(pipeline)
-            connection = _Connection(translation, self._metrics, self._frames, receive, send)
-            attachment = await self._host.open(
-                pipeline=pipeline,
-                tenant=tenant,
-                settings_patch=None,
-                on_output=connection.on_output,
-            )
+            back = returning(scope)
+            if back is None:
+                connection, attachment = await self._open(tenant, scope, receive, send)
+            else:
+                connection, attachment = await self._come_back(tenant, back, receive, send)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open refused", surface="realtime", code=error.code)
@@ -82,7 +94,56 @@ class RealtimeSocket:
         except OSError:
             pass  # The client hung up during the upgrade.
         finally:
-            attachment.close("client")
+            if connection.goodbye:
+                attachment.close("client")
+            else:
+                attachment.detach()
+
+    async def _open(
+        self, tenant: str, scope: Scope, receive: Receive, send: Send
+    ) -> tuple[_Connection, Attachment]:
+        secret = _new_id("secret") if wants_resume(scope) else None
+        pipeline = self._pipeline(_asked_model(scope))
+        connection = self._connection(pipeline, secret, receive, send)
+        attachment = await self._host.open(
+            pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
+        )
+        return connection, attachment
+
+    def _pipeline(self, model: str | None) -> str:
+        """The conversation that a client's `model` names; None: the first one."""
+        conversations = [
+            name for name, pipeline in self._host.pipelines.items() if pipeline.kind is Kind.DUPLEX
+        ]
+        if model is None and conversations:
+            return conversations[0]
+        pipeline = self._host.resolve(model)
+        if pipeline not in conversations:
+            raise NotFound(f"{pipeline} is no conversation", field="model", code="model_not_found")
+        return pipeline
+
+    async def _come_back(
+        self, tenant: str, back: Return, receive: Receive, send: Send
+    ) -> tuple[_Connection, Attachment]:
+        summary = self._host.summary(back.session, tenant)
+        if summary.kind != Kind.DUPLEX:
+            raise InvalidRequest("that session is no conversation", field="session")
+        connection = self._connection(summary.pipeline, back.secret, receive, send)
+        attachment, _ = await self._host.attach(
+            back.session,
+            tenant=tenant,
+            role=Role.CONTROLLER,
+            secret=back.secret,
+            cursor=back.cursor,
+            on_output=connection.on_output,
+        )
+        return connection, attachment
+
+    def _connection(
+        self, model: str, secret: str | None, receive: Receive, send: Send
+    ) -> _Connection:
+        translation = self._translation(model)
+        return _Connection(translation, self._metrics, self._frames, receive, send, secret)
 
     def _translation(self, model: str) -> Translation:
         return Translation(
@@ -137,7 +198,13 @@ class _Connection:
         frames: FrameCounts,
         receive: Receive,
         send: Send,
+        secret: str | None,
     ) -> None:
+        self.goodbye = False
+        """Whether the client said that it wants no more of its session."""
+        self._secret = secret
+        self._welcomed = False
+        """Whether this connection came to a session that was there already."""
         self._translation = translation
         self._metrics = metrics
         self._frames = frames
@@ -149,7 +216,7 @@ class _Connection:
 
     def on_output(self, sequence: int, output: ClientOutput) -> None:
         """Queue what the session puts out; it may come before `run`."""
-        for frame in self._translation.write(output):
+        for frame in self._frames_of(sequence, output):
             self._egress.put(frame)
         if isinstance(output, SettingsUpdated):
             self._trace(output)
@@ -160,6 +227,21 @@ class _Connection:
             if ending.error is not None:
                 self._metrics.error_told(ending.error.code)
             self._outlet.finish(ending.code, ending.reason)
+        elif isinstance(output, Attached):
+            self._welcomed = True
+        elif isinstance(output, LetGo):
+            self._outlet.finish(*LET_GO.get(output.reason, (CLOSE_POLICY, output.reason)))
+
+    def _frames_of(self, sequence: int, output: ClientOutput) -> list[str]:
+        frames = self._translation.write(output)
+        if self._secret is None:
+            return frames
+        if isinstance(output, Attached):
+            # The number that counts is that of what is told again, behind it.
+            return [with_secret(frames[0], output.secret, output)]
+        if isinstance(output, SessionCreated) and not self._welcomed:
+            frames = [with_secret(frames[0], self._secret, None)]
+        return numbered(frames, sequence)
 
     def _trace(self, updated: SettingsUpdated) -> None:
         """What a client calls its trace is in the log, beside the session's id."""
@@ -179,7 +261,8 @@ class _Connection:
                 writer.cancel()
         except* EgressOverflow:
             log.info("client does not read", session=attachment.session)
-            attachment.close("stalled")
+            if self._secret is None:
+                attachment.close("stalled")
             await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
         except* OSError:
             pass  # The client is gone; the caller closes the session.
@@ -194,6 +277,7 @@ class _Connection:
             await self._egress.room()
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
+                self.goodbye = message.get("code") == 1000
                 return
             self._frames.received += 1
             frame = message.get("text")

@@ -1,0 +1,216 @@
+"""A synthetic engine for step loops (world, robot): no model, known cost, honest state.
+
+A session's state is a counter, a checksum and a blob of chosen size. Each step folds its
+input into the checksum, which it emits: a step that was lost, done twice or done on
+another state than it should have been shows in every answer after it. `checksum_after`
+says what is to be expected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import numpy as np
+import pydantic
+
+from protocol.arrays import array_of, array_payload
+from protocol.errors import CapacityExceeded, InvalidRequest
+from protocol.messages import RESET
+from protocol.payloads import Payload, PayloadType
+from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class StepOptions(pydantic.BaseModel):
+    """What a synthetic step costs: its sleep, its work in a thread, its state and output."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    sessions: int = pydantic.Field(256, ge=1)
+    step_ms: float = pydantic.Field(0.0, ge=0.0)
+    work_bytes: int = pydantic.Field(0, ge=0)
+    """Bytes hashed in a thread for each step."""
+    state_bytes: int = pydantic.Field(64, ge=0)
+    pieces: int = pydantic.Field(1, ge=1)
+    frame_bytes: int = pydantic.Field(0, ge=0)
+    """Bytes of each output piece beyond the checksum."""
+
+
+class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a step is asked for beside its input: where it is to go wrong."""
+
+    fail: bool = False
+    fail_after_output: bool = False
+    fail_in_commit: bool = False
+    stall: bool = False
+    """Never ends by itself."""
+    finish_when_cancelled: bool = False
+    """Stalls, and ends as if it were completed when it is cancelled."""
+
+
+class ResetArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From where a session's state begins."""
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StepState:
+    """A session's state. `blob` repeats the checksum, so that half a state shows."""
+
+    steps: int
+    checksum: bytes
+    blob: bytes
+
+
+class SyntheticStep(Engine):
+    """Steps that cost what `StepOptions` say; as many sessions as it is told to hold."""
+
+    Options = StepOptions
+    inputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.ACTIONS, PayloadType.FRAMES})
+    outputs: ClassVar[frozenset[PayloadType]] = frozenset({PayloadType.FRAMES})
+
+    def __init__(self, options: StepOptions) -> None:
+        self.options = options
+        self.open_sessions = 0
+
+    @classmethod
+    def create(cls, options: StepOptions) -> SyntheticStep:
+        """An engine with `options`."""
+        return cls(options)
+
+    async def load(self) -> None:
+        """Nothing to load."""
+
+    def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session at step 0; `settings` may hold its `seed`."""
+        if self.open_sessions >= self.options.sessions:
+            raise CapacityExceeded("the synthetic engine is full")
+        return _SyntheticLoop(self, _arguments(settings, ResetArguments).seed)
+
+    async def shutdown(self) -> None:
+        """Every session must have been closed."""
+        if self.open_sessions:
+            raise RuntimeError("sessions were left open")
+
+
+class _SyntheticLoop(EngineSession):
+    def __init__(self, engine: SyntheticStep, seed: int) -> None:
+        self._engine = engine
+        self._state = self._begin(seed)
+        engine.open_sessions += 1
+
+    async def run(self, turn: Turn) -> TurnResult:
+        """Fold the input into a new state; the old one holds until that is committed."""
+        wanted = _arguments(turn.parameters, StepParameters)
+        options = self._engine.options
+        state = self._state
+        if turn.step != state.steps + 1:
+            raise RuntimeError(f"step {turn.step} was run on the state after {state.steps}")
+        if len(state.blob) != options.state_bytes or not _repeats(state):
+            raise RuntimeError("the state is not whole")
+        checksum = state.checksum
+        async for payload in turn.inputs:
+            checksum = _fold(checksum, payload)
+        if options.step_ms:
+            await asyncio.sleep(options.step_ms / 1000.0)
+        if options.work_bytes:
+            await asyncio.to_thread(_work, options.work_bytes)
+        if wanted.fail:
+            raise RuntimeError("the synthetic step failed on purpose")
+        for number in range(options.pieces):
+            await turn.room()
+            turn.emit(_frame(checksum, options.frame_bytes, step=turn.step, piece=number))
+        if wanted.fail_after_output:
+            raise RuntimeError("the synthetic step failed on purpose after its output")
+        if wanted.stall or wanted.finish_when_cancelled:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not wanted.finish_when_cancelled:
+                    raise
+        following = self._state_of(state.steps + 1, checksum)
+
+        def commit() -> None:
+            if wanted.fail_in_commit:
+                raise RuntimeError("the synthetic commit failed on purpose")
+            self._state = following
+
+        return TurnResult({"state_bytes": options.state_bytes}, commit)
+
+    def signal(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """`reset`, with a `seed`; `state` tells of it."""
+        match name:
+            case "reset":
+                self._state = self._begin(_arguments(arguments, ResetArguments).seed)
+                return {}
+            case "state":
+                return {"steps": self._state.steps, "checksum": self._state.checksum.hex()}
+        raise InvalidRequest(f"{name} is not a signal; there are {RESET} and state")
+
+    def close(self) -> None:
+        """The state goes."""
+        self._engine.open_sessions -= 1
+
+    def _begin(self, seed: int) -> StepState:
+        return self._state_of(0, _seeded(seed))
+
+    def _state_of(self, steps: int, checksum: bytes) -> StepState:
+        size = self._engine.options.state_bytes
+        return StepState(steps, checksum, (checksum * (size // len(checksum) + 1))[:size])
+
+
+def actions(values: Iterable[float]) -> Payload:
+    """An input payload of a step: one row of actions."""
+    return array_payload(PayloadType.ACTIONS, np.asarray(list(values), "<f4").reshape(1, -1))
+
+
+def checksum_after(steps: Iterable[list[Payload]], seed: int = 0) -> str:
+    """The checksum (hex) of the state to which steps with these inputs lead."""
+    checksum = _seeded(seed)
+    for inputs in steps:
+        for payload in inputs:
+            checksum = _fold(checksum, payload)
+    return checksum.hex()
+
+
+def checksum_of(output: Payload) -> str:
+    """The checksum (hex) that an output piece tells."""
+    return bytes(output.data[:32]).hex()
+
+
+def _seeded(seed: int) -> bytes:
+    return hashlib.sha256(str(seed).encode()).digest()
+
+
+def _fold(checksum: bytes, payload: Payload) -> bytes:
+    return hashlib.sha256(checksum + array_of(payload).tobytes()).digest()
+
+
+def _repeats(state: StepState) -> bool:
+    return state.blob[:32] == state.checksum[: len(state.blob)]
+
+
+def _frame(checksum: bytes, extra_bytes: int, **attributes: Any) -> Payload:
+    pixels = np.frombuffer(checksum + bytes(extra_bytes), np.uint8).reshape(1, -1)
+    return array_payload(PayloadType.FRAMES, pixels, **attributes)
+
+
+def _work(size_bytes: int) -> None:
+    hashlib.sha256(bytes(size_bytes)).digest()
+
+
+def _arguments(given: dict[str, Any], kind: type[T]) -> T:
+    """`given` as a `kind`. Raises InvalidRequest naming the field."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        # "Expected `int`, got `str` - at `$.seed`"; "Object contains unknown field `sed`"
+        field = str(error).rstrip("`").rpartition("`")[2].removeprefix("$.")
+        raise InvalidRequest(str(error), field=field) from None

@@ -1,0 +1,113 @@
+"""The step in flight: what has come of it so far, and when it is over."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.errors import EngineFailed, ErrorInfo, InvalidRequest
+from protocol.messages import TurnEnded, TurnStatus
+from protocol.payloads import Payload
+from sessions.actions import TurnMeasured
+from sessions.lanes import DEFAULT_LANE
+from sessions.orchestrator import FlowEnded, Produced
+from sessions.steps.events import Step
+
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+"""Of all outputs of one step, which are held here until it is committed."""
+
+
+class Flight:
+    """One step, as turn `turn`. Its output is held until the step is known to be committed.
+
+    `state` is the stage that keeps the state. What the turn came to is known when the turn
+    has ended and that stage, if it began, has said its last word or is gone.
+    """
+
+    def __init__(self, verb: Step, turn: int, state: str) -> None:
+        self.verb = verb
+        self.turn = turn
+        self.outputs: dict[str, list[Payload]] = {}
+        self.interrupted = False
+        self.given_up: ErrorInfo | None = None
+        """Why it was stopped, where the client did not ask for that."""
+        self.last_word: TurnEnded | None = None
+        self.flow: FlowEnded | None = None
+        self._state = state
+        self._state_gone = False
+        self._size_bytes = 0
+
+    def take(self, produced: Produced) -> bool:
+        """Hold a piece, whose bytes are only lent; False when there are too many."""
+        if self.given_up is not None:
+            return True
+        piece = produced.payload
+        self._size_bytes += len(piece.data)
+        if self._size_bytes > MAX_OUTPUT_BYTES:
+            self.outputs.clear()
+            self.given_up = EngineFailed(
+                f"the step made more than {MAX_OUTPUT_BYTES} bytes of output",
+                code="step_output_too_large",
+            ).info()
+            return False
+        copied = msgspec.structs.replace(piece, data=bytes(piece.data))
+        self.outputs.setdefault(produced.port, []).append(copied)
+        return True
+
+    def state_lost(self) -> None:
+        """The worker that kept the state will say nothing more."""
+        self._state_gone = True
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has been said about it."""
+        if self.flow is None:
+            return False
+        owing = self._state in self.flow.unsettled and self.last_word is None
+        return self._state_gone or not owing
+
+    def failure(self) -> ErrorInfo | None:
+        """Why the step has no output to answer with; None when it has."""
+        assert self.flow is not None
+        if self.given_up is not None or self.flow.error is None:
+            return self.given_up
+        word = self.last_word
+        if self.interrupted and (word is None or word.status is TurnStatus.CANCELLED):
+            return cancelled("the step was interrupted")
+        return self.flow.error
+
+    def measured(self, error: ErrorInfo | None) -> TurnMeasured:
+        """What it took; `error` is what the client was told."""
+        status = "completed" if error is None else "failed"
+        if error is not None and error.code == "step_cancelled":
+            status = "cancelled"
+        return TurnMeasured(
+            turn=self.turn,
+            lane=DEFAULT_LANE,
+            status=status,
+            reason=None,
+            error=error.code if error is not None else None,
+            ttft_ms=None,
+            ttfp_ms=None,
+            rtf=None,
+            audio_ms=0,
+            prefill_tokens=None,
+            timelines=self.flow.timelines if self.flow is not None else {},
+        )
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        return (
+            self.verb.step,
+            self.turn,
+            self._size_bytes,
+            self.interrupted,
+            self.given_up,
+            self.last_word is not None,
+            self.flow is not None,
+            self._state_gone,
+        )
+
+
+def cancelled(reason: str) -> ErrorInfo:
+    """The error of a step that was cancelled before it was committed."""
+    return InvalidRequest(reason, code="step_cancelled").info()

@@ -1,0 +1,446 @@
+"""The machine of a step loop: a world's rollout, a robot's control.
+
+One step is in flight at a time, and its output reaches the client only with the answer
+that it is committed. What is committed is the worker's to say; this machine repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from protocol.errors import (
+    CapacityExceeded,
+    EngineLost,
+    ErrorInfo,
+    InvalidRequest,
+    SessionStateLost,
+)
+from protocol.messages import RESET, Answer, Report, TurnEnded
+from sessions.actions import StageProduced, TurnMeasured
+from sessions.bindings import Binding
+from sessions.client import Refused
+from sessions.lanes import DEFAULT_LANE, Lanes
+from sessions.lifecycle import CloseReason
+from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.passed_on import check_inputs, check_parameters
+from sessions.pipeline import Pipeline, StepRoles
+from sessions.steps.answers import Answers
+from sessions.steps.events import (
+    Interrupt,
+    Reset,
+    StateLost,
+    Step,
+    StepDone,
+    StepFailed,
+    StepOutput,
+    StepSnapshot,
+    StepVerb,
+    WasReset,
+)
+from sessions.steps.flight import Flight, cancelled
+
+
+@dataclass
+class _Resetting:
+    """A reset under way: `command` is the signal's id once a worker has been asked."""
+
+    verb: Reset
+    command: str | None = None
+    wait_until_ms: float | None = None
+
+
+class StepMachine:
+    """The loop of one session. Times are monotonic ms.
+
+    The settings given with the open go to the stage that keeps the state.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        bindings: Mapping[str, Binding],
+        emit: Callable[[StepOutput], None],
+        measured: Callable[[TurnMeasured], None],
+        progress: Callable[[], None],
+        settings_changed: Callable[[], None],
+        new_id: Callable[[str], str],
+    ) -> None:
+        self._pipeline = pipeline
+        self._roles = StepRoles.of(pipeline)
+        self._bindings = bindings
+        self._emit = emit
+        self._measured = measured
+        self._progress = progress
+        self._lanes = Lanes()
+        self._orchestrator = Orchestrator(pipeline, bindings, self._lanes, self._flow)
+        self._settings: dict[str, Any] = {}
+        self._answers = Answers()
+        self._committed = 0
+        self._lost = False
+        self._as_opened = True
+        """Whether the state after step 0 is what a new worker opens the session with."""
+        self._flight: Flight | None = None
+        self._resetting: _Resetting | None = None
+        self._blocked_since_ms: float | None = None
+        self._owed: dict[int, None] = {}
+        """Steps whose answers wait for a client that does not read."""
+        self._now_ms = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The effective settings."""
+        return self._settings
+
+    @property
+    def working(self) -> bool:
+        """Whether a step or a reset is in flight."""
+        return self._flight is not None or self._resetting is not None
+
+    @property
+    def finished(self) -> bool:
+        """A loop goes on until somebody ends it."""
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        """The last step that is committed."""
+        return {"committed_step": self._committed}
+
+    def snapshot(self) -> StepSnapshot:
+        """Where the loop stands."""
+        step = None if self._flight is None else self._flight.verb.step
+        return StepSnapshot(self._committed, self._lost, step)
+
+    def stage_settings(self, stage: str) -> dict[str, Any]:
+        """The settings with which `stage` opens its part of this session."""
+        return self._settings if stage == self._roles.state else {}
+
+    def prepare(self, patch: dict[str, Any]) -> None:
+        """Settings given with the open; the engine says which there are.
+
+        Raises InvalidRequest when they are too long.
+        """
+        settings = {**self._settings, **patch}
+        check_parameters(settings, "settings")
+        self._settings = settings
+
+    # Verbs
+
+    def client(self, verb: StepVerb, now_ms: float) -> None:
+        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+        self._now_ms = now_ms
+        match verb:
+            case Step():
+                self._step(verb)
+            case Interrupt():
+                self._interrupt()
+            case Reset():
+                self._reset(verb)
+            case _:
+                assert_never(verb)
+        self._settle()
+
+    def refusal(self, verb: StepVerb, error: ErrorInfo) -> StepOutput:
+        """How a verb that was not carried out is answered."""
+        if isinstance(verb, Step):
+            return StepFailed(verb.step, self._committed, error, verb.ref)
+        return Refused(error, verb.ref)
+
+    def _step(self, verb: Step) -> None:
+        if self._flight is not None and verb.step == self._flight.verb.step:
+            return
+        if self._answers.get(verb.step) is not None:
+            self._answer(verb.step)
+            return
+        if self._resetting is not None:
+            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
+        if self._lost:
+            raise self._state_error()
+        self._check(verb)
+        if self._owed:
+            raise CapacityExceeded("read the answers to the steps before this one")
+        turn = self._orchestrator.start(
+            DEFAULT_LANE,
+            self._roles.enter,
+            frozenset(self._pipeline.outputs),
+            verb.inputs,
+            {self._roles.state: verb.parameters},
+            self._now_ms,
+            {self._roles.state: verb.step},
+        )
+        self._flight = Flight(verb, turn, self._roles.state)
+        self._progress()
+
+    def _check(self, verb: Step) -> None:
+        """Raise InvalidRequest when this cannot be the next step."""
+        if 1 <= verb.step <= self._committed:
+            raise InvalidRequest(
+                f"step {verb.step} is committed and its answer is not kept; "
+                f"the last committed step is {self._committed}",
+                field="step",
+                code="step_committed",
+            )
+        if self._flight is not None or verb.step != self._committed + 1:
+            raise InvalidRequest(
+                f"step {verb.step} does not follow the last committed step, {self._committed}",
+                field="step",
+                code="step_out_of_order",
+            )
+        check_inputs(verb.inputs)
+        check_parameters(verb.parameters, "parameters")
+
+    def _state_error(self) -> SessionStateLost:
+        return SessionStateLost(f"the state after step {self._committed} is lost: reset it")
+
+    def _interrupt(self) -> None:
+        if self._flight is None:
+            raise InvalidRequest("no step is in flight", code="step_not_active")
+        self._stop(self._flight)
+
+    def _stop(self, flight: Flight) -> None:
+        if not flight.interrupted:
+            flight.interrupted = True
+            self._orchestrator.stop(flight.turn, self._roles.state)
+
+    def _reset(self, verb: Reset) -> None:
+        check_parameters(verb.parameters, "parameters")
+        if self._resetting is not None:
+            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
+        self._resetting = _Resetting(verb)
+        if self._flight is not None:
+            self._stop(self._flight)
+        self._go_on_resetting()
+
+    def _go_on_resetting(self) -> None:
+        """Ask the worker once the step in flight is over and there is a worker."""
+        resetting = self._resetting
+        if resetting is None or self._flight is not None or resetting.command is not None:
+            return
+        binding = self._bindings[self._roles.state]
+        if binding.ready:
+            resetting.wait_until_ms = None
+            resetting.command = binding.signal(RESET, resetting.verb.parameters)
+        elif resetting.wait_until_ms is None:
+            resetting.wait_until_ms = self._now_ms + self._pipeline.limits.restore_ms
+
+    # What the stages say
+
+    def report(self, stage: str, report: Report, now_ms: float) -> None:
+        """A worker's report about a turn, or its answer to a signal."""
+        self._now_ms = now_ms
+        match report:
+            case TurnEnded():
+                if stage == self._roles.state:
+                    self._last_word(report)
+                self._orchestrator.ended(stage, report, now_ms)
+                self._settle()
+            case Answer():
+                self._answered(report)
+
+    def _last_word(self, ended: TurnEnded) -> None:
+        """What the worker says of the state after a step; it knows."""
+        flight = self._flight
+        if flight is None or flight.turn != ended.turn:
+            return
+        flight.last_word = ended
+        committed = ended.committed_step
+        if committed is None or committed < self._committed:
+            self._lost = True
+        else:
+            self._committed = committed
+        if ended.error is not None and ended.error.code == SessionStateLost.code:
+            self._lost = True
+
+    def _answered(self, answer: Answer) -> None:
+        resetting = self._resetting
+        if resetting is None or resetting.command != answer.command:
+            return
+        if answer.error is not None:
+            self._refuse_reset(answer.error)
+            return
+        self._resetting = None
+        self._pay()
+        self._committed = 0
+        self._lost = False
+        self._as_opened = not resetting.verb.parameters
+        self._answers.clear()
+        self._emit(WasReset(0))
+
+    def produced(self, piece: StageProduced, now_ms: float) -> None:
+        """A stage made a piece of a step's output."""
+        self._now_ms = now_ms
+        self._orchestrator.output(piece, now_ms)
+        self._settle()
+
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """Settings are fixed at the open, where a refusal ends the session."""
+        self._emit(Refused(error, None))
+
+    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+        """The worker of `stage` is gone, with what it held of this session."""
+        self._now_ms = now_ms
+        self._orchestrator.stage_lost(stage)
+        if stage == self._roles.state:
+            self._state_stage_lost()
+        self._settle()
+        self._go_on_resetting()
+
+    def _state_stage_lost(self) -> None:
+        """Its state is gone, unless a new worker begins with the same."""
+        flight = self._flight
+        newly = not self._lost and (self._committed > 0 or not self._as_opened)
+        self._lost = self._lost or newly
+        if flight is not None:
+            flight.state_lost()
+            if self._lost and flight.flow is None and flight.last_word is None:
+                # It has not come to this stage yet, and must not begin on another state.
+                flight.given_up = self._state_error().info()
+                self._stop(flight)
+        elif newly:
+            self._emit(StateLost(self._committed, None))
+        if self._resetting is not None:
+            self._resetting.command = None
+
+    def stage_ready(self, stage: str, now_ms: float) -> None:
+        """A worker of `stage` holds this session, from its beginning."""
+        self._now_ms = now_ms
+        self._orchestrator.workers_ready()
+        self._go_on_resetting()
+
+    def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+        """A new worker of `stage` refused the session."""
+        self._now_ms = now_ms
+        self._orchestrator.stage_refused(stage, error)
+        self._settle()
+        if self._resetting is not None and stage == self._roles.state:
+            self._refuse_reset(error)
+
+    # The step in flight
+
+    def _flow(self, event: FlowEvent) -> None:
+        flight = self._flight
+        if flight is None or event.turn != flight.turn:
+            return
+        match event:
+            case Produced():
+                self._orchestrator.acknowledge(event.turn, event.stage, event.sequence)
+                if not flight.take(event):
+                    self._stop(flight)
+            case FlowEnded():
+                flight.flow = event
+
+    def _settle(self) -> None:
+        """Answer the step in flight, once everything about it has been said."""
+        flight = self._flight
+        if flight is None or not flight.over:
+            return
+        assert flight.flow is not None
+        self._flight = None
+        step = flight.verb.step
+        error = flight.failure()
+        answer: StepDone | StepFailed
+        if error is None:
+            answer = StepDone(step, self._committed, flight.outputs, flight.flow.timelines)
+        else:
+            answer = StepFailed(step, self._committed, error, flight.verb.ref)
+        self._measured(flight.measured(error))
+        if step <= self._committed:
+            self._answers.remember(answer)
+            self._answer(step)
+        else:
+            self._emit(answer)
+        if error is None:
+            self._progress()
+        if self._lost:
+            self._emit(StateLost(self._committed, None))
+        self._go_on_resetting()
+
+    def _answer(self, step: int) -> None:
+        """Give the remembered answer, when the client reads."""
+        self._owed[step] = None
+        if self._blocked_since_ms is None:
+            self._pay()
+
+    def _pay(self) -> None:
+        owed, self._owed = self._owed, {}
+        for step in owed:
+            if (answer := self._answers.get(step)) is not None:
+                self._emit(answer)
+
+    def _refuse_reset(self, error: ErrorInfo) -> None:
+        resetting, self._resetting = self._resetting, None
+        assert resetting is not None
+        self._emit(Refused(error, resetting.verb.ref))
+
+    # Time and the client's pace
+
+    def blocked(self, blocked: bool, now_ms: float) -> None:
+        """The client's egress queue is full, or has room again."""
+        self._now_ms = now_ms
+        if not blocked:
+            self._blocked_since_ms = None
+            self._pay()
+        elif self._blocked_since_ms is None:
+            self._blocked_since_ms = now_ms
+
+    def stalled(self, now_ms: float) -> bool:
+        """Whether the client has left its answers unread for too long."""
+        since = self._blocked_since_ms
+        return since is not None and now_ms - since >= self._pipeline.limits.stall_ms
+
+    def give_up(self, reason: str, now_ms: float) -> None:
+        """Nobody takes the answers: the step in flight is cancelled."""
+        self._now_ms = now_ms
+        if self._flight is not None:
+            self._stop(self._flight)
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        deadlines = [self._orchestrator.deadline()]
+        if self._blocked_since_ms is not None:
+            deadlines.append(self._blocked_since_ms + self._pipeline.limits.stall_ms)
+        if self._resetting is not None:
+            deadlines.append(self._resetting.wait_until_ms)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def tick(self, now_ms: float) -> None:
+        """A deadline has come."""
+        self._now_ms = now_ms
+        self._orchestrator.tick(now_ms)
+        self._settle()
+        resetting = self._resetting
+        if resetting is None or resetting.wait_until_ms is None:
+            return
+        if resetting.wait_until_ms <= now_ms:
+            reason = f"no worker came for stage {self._roles.state}"
+            self._refuse_reset(EngineLost(reason).info())
+
+    def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
+        """The session closes: what is under way gets its last word."""
+        self._now_ms = now_ms
+        self._pay()
+        error = error or cancelled(f"the session ended: {reason}")
+        if (flight := self._flight) is not None:
+            self._flight = None
+            self._emit(StepFailed(flight.verb.step, self._committed, error, flight.verb.ref))
+            self._measured(flight.measured(error))
+        if self._resetting is not None:
+            self._refuse_reset(error)
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        flight, resetting = self._flight, self._resetting
+        return (
+            tuple(sorted(self._settings)),
+            self._lanes.freeze(),
+            self._orchestrator.freeze(),
+            self._answers.freeze(),
+            self._committed,
+            self._lost,
+            self._as_opened,
+            flight and flight.freeze(),
+            resetting and (resetting.command, resetting.wait_until_ms),
+            self._blocked_since_ms,
+            tuple(self._owed),
+        )

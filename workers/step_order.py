@@ -1,0 +1,63 @@
+"""A session's steps on one worker: which is committed, which runs, whether the state is lost."""
+
+from __future__ import annotations
+
+from protocol.errors import AntiphonError, InvalidRequest, SessionStateLost
+
+
+class StepOrder:
+    """Steps count from 1 without gaps, one at a time.
+
+    `committed` is the last one whose state the session has. `running` is the turn of the
+    step that runs. Once the state is `lost` nothing works on it until it begins anew.
+    """
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.lost = False
+        self.running: int | None = None
+
+    def begin(self, step: int, turn: int) -> None:
+        """Step `step` runs as `turn`. Raises ValueError when it is not its time."""
+        if self.lost or self.running is not None or step != self.committed + 1:
+            raise ValueError(f"step {step} cannot run after step {self.committed}")
+        self.running = turn
+
+    def end(self, turn: int) -> None:
+        """The turn does not run any more; that it was a step need not be known."""
+        if self.running == turn:
+            self.running = None
+
+    def commit(self) -> None:
+        """The step that ran is committed."""
+        self.committed += 1
+
+    def reset(self) -> None:
+        """The state has begun anew."""
+        self.committed = 0
+        self.lost = False
+
+    def unusable(self) -> AntiphonError | None:
+        """Why nothing can work on the state; None when it is whole."""
+        if not self.lost:
+            return None
+        return SessionStateLost(f"the state after step {self.committed} is lost: reset it")
+
+    def refusal(self, step: int) -> AntiphonError:
+        """Why `step` does not run: it is committed already, or ahead."""
+        if step <= self.committed:
+            return InvalidRequest(
+                f"step {step} is committed and its answer is not kept; "
+                f"the last committed step is {self.committed}",
+                field="step",
+                code="step_committed",
+            )
+        return InvalidRequest(
+            f"step {step} does not follow the last committed step, {self.committed}",
+            field="step",
+            code="step_out_of_order",
+        )
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical state."""
+        return (self.committed, self.lost, self.running)
