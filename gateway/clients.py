@@ -43,7 +43,9 @@ class Clients:
         """Set once nothing of the session is held."""
         self.listeners: dict[str, OnOutput] = {}
         self.arrivals: dict[str, asyncio.Future[Attached]] = {}
-        self.answers: dict[str, asyncio.Future[Answered]] = {}
+        self.answers: dict[str, list[asyncio.Future[Answered]]] = {}
+        """Who waits for the answer to each command that is being carried out; a command stays
+        here until it is answered, also when nobody waits for that any more."""
 
     def hold(self, hold: bool) -> None:
         """The session takes no verbs for now, or takes them again."""
@@ -66,9 +68,9 @@ class Clients:
             self.announced = True
             self.opened.set_result(None)
         if isinstance(output, Answered):
-            waiting = self.answers.pop(output.command, None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(output)
+            for answer in self.answers.pop(output.command, []):
+                if not answer.done():
+                    answer.set_result(output)
         for attachment in list(self.listeners):
             self._call(attachment, action.sequence, output)
 
@@ -83,10 +85,14 @@ class Clients:
         """Nothing more comes: whoever waits for something is told so."""
         self.room.set()
         self.released.set()
-        waiting: list[asyncio.Future[Any]] = [*self.arrivals.values(), *self.answers.values()]
+        waiting: list[asyncio.Future[Any]] = [*self.arrivals.values()]
+        for answers in self.answers.values():
+            waiting += answers
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+        self.arrivals.clear()
+        self.answers.clear()
         self.listeners.clear()
 
     def _tell_one(self, attachment: str, sequence: int, output: Any) -> None:

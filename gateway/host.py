@@ -37,7 +37,6 @@ from protocol.errors import (
     SessionStateLost,
 )
 from protocol.messages import (
-    Fence,
     Report,
     WorkerStatus,
 )
@@ -54,7 +53,7 @@ from sessions.actions import (
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason, State
-from sessions.pipeline import Pipeline
+from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 
@@ -155,31 +154,17 @@ class GatewayHost:
         """
         spec = self.pipelines[pipeline]
         bounds = chosen(spec.limits, limits or {})
-        await self._make_room(spec)
+        name = new_id("att") if on_output is not None else None
+        if self._hosted.admission.full(spec):
+            # What cannot be opened ends nobody's session.
+            self._session(spec, tenant, name, secret, bounds, settings_patch)
+            await self._make_room(spec)
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
-        now_ms = self._now_ms()
-        identity = Identity(
-            session=new_id("sess"),
-            epoch=1,
-            owner=self.incarnation,
-            tenant=tenant,
-            model=pipeline,
-            expires_at_s=int(time.time() + bounds.max_age_ms / 1000),
-        )
-        name = new_id("att")
-        session = Session(
-            identity,
-            spec,
-            new_id,
-            now_ms,
-            controller=name if on_output is not None else None,
-            secret_digest=None if secret is None else digest(secret),
-            limits=bounds,
-        )
-        fence = Fence(identity.session, identity.epoch, identity.owner)
-        wires = SessionWires(fence, spec, self._transfers)
-        clients = Clients(session, self._loop.create_future(), now_ms)
+        session = self._session(spec, tenant, name, secret, bounds, settings_patch)
+        identity = session.identity
+        wires = SessionWires(session.fence, spec, self._transfers)
+        clients = Clients(session, self._loop.create_future(), self._now_ms())
 
         def told(action: ToClient) -> None:
             announced = clients.announced
@@ -191,9 +176,9 @@ class GatewayHost:
             self._released(clients, reason)
 
         hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released)
-        self._hosted.admit(hosted, settings_patch)
+        self._hosted.admit(hosted)
         self._clients[identity.session] = clients
-        if on_output is not None:
+        if name is not None and on_output is not None:
             clients.listeners[name] = on_output
         self.handle(identity.session, OpenRequested())
         try:
@@ -201,7 +186,38 @@ class GatewayHost:
         except asyncio.CancelledError:
             self.handle(identity.session, CloseRequested(CloseReason.CLIENT))
             raise
-        return self._attachment(clients, name)
+        return self._attachment(clients, name or "")
+
+    def _session(
+        self,
+        pipeline: Pipeline,
+        tenant: str,
+        controller: str | None,
+        secret: str | None,
+        limits: Limits,
+        settings_patch: dict[str, Any] | None,
+    ) -> Session:
+        """A session that nothing knows of yet. Raises InvalidRequest for its settings."""
+        identity = Identity(
+            session=new_id("sess"),
+            epoch=1,
+            owner=self.incarnation,
+            tenant=tenant,
+            model=pipeline.name,
+            expires_at_s=int(time.time() + limits.max_age_ms / 1000),
+        )
+        session = Session(
+            identity,
+            pipeline,
+            new_id,
+            self._now_ms(),
+            controller=controller,
+            secret_digest=None if secret is None else digest(secret),
+            limits=limits,
+        )
+        if settings_patch:
+            session.prepare(settings_patch)
+        return session
 
     async def attach(
         self,
@@ -244,15 +260,15 @@ class GatewayHost:
         """Have a verb carried out without an attachment. Raises AntiphonError."""
         clients = self._find(session, tenant)
         await clients.room.wait()
-        answer = clients.answers.get(command)
-        if answer is None:
-            answer = clients.answers[command] = self._loop.create_future()
+        self._find(session, tenant)  # It may have ended meanwhile, and answers nobody then.
+        answer: asyncio.Future[Answered] = self._loop.create_future()
+        waiting = clients.answers.get(command)
+        if waiting is not None:
+            waiting.append(answer)
+        else:
+            clients.answers[command] = [answer]
             self.handle(session, ClientSaid(verb, None, command))
-        try:
-            return await asyncio.shield(answer)
-        finally:
-            if clients.answers.get(command) is answer:
-                del clients.answers[command]
+        return await answer
 
     def _attachment(self, clients: Clients, name: str) -> HostedAttachment:
         def forget(attachment: str) -> None:

@@ -11,12 +11,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest
+from protocol.errors import AntiphonError, CapacityExceeded
 from protocol.messages import Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
     AskDirectory,
@@ -113,20 +113,12 @@ class HostedSessions:
         """The session of that id, while it holds anything."""
         return self._hosted.get(session)
 
-    def admit(self, hosted: Hosted, settings_patch: dict[str, Any] | None) -> None:
-        """Host a session, with the settings that its client gave with the open.
+    def admit(self, hosted: Hosted) -> None:
+        """Host a session, which gives its place back by itself, however it ends.
 
-        Raises CapacityExceeded when its pipeline is full and InvalidRequest for the
-        settings, and then holds nothing of it.
+        Raises CapacityExceeded when its pipeline is full, and then holds nothing of it.
         """
-        pipeline = hosted.session.pipeline
-        self.admission.take(pipeline)
-        if settings_patch:
-            try:
-                hosted.session.prepare(settings_patch)
-            except InvalidRequest:
-                self.admission.give_back(pipeline)
-                raise
+        self.admission.take(hosted.session.pipeline)
         self._hosted[hosted.id] = hosted
 
     def least_needed(self, pipeline: Pipeline) -> Hosted | None:

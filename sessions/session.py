@@ -98,7 +98,7 @@ class Session:
         self.identity = identity
         self.pipeline = pipeline
         self.limits = limits or pipeline.limits
-        self._fence = Fence(identity.session, identity.epoch, identity.owner)
+        self.fence = Fence(identity.session, identity.epoch, identity.owner)
         self._actions: list[Action] = []
         self._now_ms = now_ms
         self._announced = False
@@ -137,7 +137,7 @@ class Session:
         for stage in pipeline.stages:
             self._bindings[stage] = Binding(
                 stage,
-                lambda: self._fence,
+                lambda: self.fence,
                 self._settings_of(stage),
                 self._actions_append,
                 pipeline.output_edge(stage),

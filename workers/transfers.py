@@ -246,14 +246,15 @@ class Transfers:
             stream.pump.cancel()
 
     async def close(self) -> None:
-        """Give everything up and end the arena."""
+        """Give everything up and end the arena, all before the first wait; then wait for the
+        tasks that this ends."""
         tasks = [*self._attaching.values()]
         tasks += [stream.pump for stream in self._streams.values() if stream.pump is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._shm is not None:
             self._shm.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _open(self, output: SendOutput) -> _Stream | None:
         outlet = self._outlets.get(output.session)

@@ -172,14 +172,19 @@ class Worker:
             if loading.done():
                 loading.result()
         finally:
-            for task in (loading, stopping):
-                task.cancel()
-            await asyncio.gather(loading, stopping, return_exceptions=True)
+            # All that needs no waiting comes first: it is done whenever this is cancelled.
             self._endpoint.close()
-            await self._transfers.close()
             if self._timer is not None:
                 self._timer.cancel()
-            await self._engine.shutdown()
+            for session in list(self._sessions):
+                self._free(session)
+            for task in (loading, stopping):
+                task.cancel()
+            try:
+                await self._transfers.close()
+                await asyncio.gather(loading, stopping, return_exceptions=True)
+            finally:
+                await self._engine.shutdown()
 
     async def _load(self, on_ready: Callable[[], None]) -> None:
         _log.info("loading", engine=self._spec.engine)

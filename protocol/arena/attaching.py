@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import os
 import socket
@@ -39,39 +40,39 @@ async def attach(
     """
     if (reason := memory.unavailable()) is not None:
         raise ConfigError(reason)
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        peer.setblocking(False)
-        async with asyncio.timeout(timeout_s):
-            # A Unix socket connects at once, or not at all when too many are waiting there.
-            peer.connect(path)
-            if not handshake.is_same_user(peer):
-                raise DescriptorRefused(f"{path} belongs to a process of another user")
-            prepare, fds = await _receive(peer)
-            handshake.close_all(fds)
-            if not isinstance(prepare, Prepare):
-                raise _refusal(prepare)
-            if prepare.version != handshake.VERSION:
-                raise DescriptorRefused(f"the arena speaks version {prepare.version}")
-            if not 0 < prepare.outbox_bytes <= outbox_bytes(_MOST_CLAIMS):
-                raise DescriptorRefused("the arena asks for an outbox that is too large")
-            outbox_fd, outbox = memory.create("antiphon-outbox", prepare.outbox_bytes)
-            try:
-                handshake.send(peer, Hello(handshake.VERSION, name), [outbox_fd])
-            finally:
-                os.close(outbox_fd)
-            welcome, fds = await _receive(peer)
-        callbacks = (on_arrival, on_lost, {} if traffic is None else traffic, copied_bytes)
-        return _attached(peer, name, welcome, fds, outbox, callbacks)
-    except TimeoutError:
-        peer.close()
-        raise TransferTimeout(f"the arena at {path} did not answer in time") from None
-    except OSError as error:
-        peer.close()
-        raise PeerLost(f"no arena at {path}: {error}") from error
-    except BaseException:
-        peer.close()
-        raise
+    # A map holds a file open until it is closed or collected, which may be much later.
+    with contextlib.ExitStack() as opened:
+        peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        try:
+            peer.setblocking(False)
+            async with asyncio.timeout(timeout_s):
+                # A Unix socket connects at once, or not at all when too many are waiting there.
+                peer.connect(path)
+                if not handshake.is_same_user(peer):
+                    raise DescriptorRefused(f"{path} belongs to a process of another user")
+                prepare, fds = await _receive(peer)
+                handshake.close_all(fds)
+                if not isinstance(prepare, Prepare):
+                    raise _refusal(prepare)
+                if prepare.version != handshake.VERSION:
+                    raise DescriptorRefused(f"the arena speaks version {prepare.version}")
+                if not 0 < prepare.outbox_bytes <= outbox_bytes(_MOST_CLAIMS):
+                    raise DescriptorRefused("the arena asks for an outbox that is too large")
+                outbox_fd, outbox = memory.create("antiphon-outbox", prepare.outbox_bytes)
+                opened.enter_context(outbox)
+                try:
+                    handshake.send(peer, Hello(handshake.VERSION, name), [outbox_fd])
+                finally:
+                    os.close(outbox_fd)
+                welcome, fds = await _receive(peer)
+            callbacks = (on_arrival, on_lost, {} if traffic is None else traffic, copied_bytes)
+            attachment = _attached(peer, name, welcome, fds, outbox, callbacks)
+        except TimeoutError:
+            raise TransferTimeout(f"the arena at {path} did not answer in time") from None
+        except OSError as error:
+            raise PeerLost(f"no arena at {path}: {error}") from error
+        opened.pop_all()
+        return attachment
 
 
 def _attached(
@@ -84,11 +85,12 @@ def _attached(
         Callable[[Arrival], None], Callable[[Attachment], None], dict[str, Traffic], int
     ],
 ) -> Attachment:
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(handshake.close_all, fds)
         if not isinstance(welcome, Welcome) or len(fds) != 4:
             raise _refusal(welcome)
-        arena = memory.attach(fds[0], welcome.arena_bytes)
-        inbox = memory.attach(fds[1], welcome.outbox_bytes)
+        arena = opened.enter_context(memory.attach(fds[0], welcome.arena_bytes))
+        inbox = opened.enter_context(memory.attach(fds[1], welcome.outbox_bytes))
         woken_fd, wake_fd = fds[2:]
         attachment = Attachment(
             peer,
@@ -100,9 +102,7 @@ def _attached(
             (wake_fd, woken_fd),
             *callbacks,
         )
-    except BaseException:
-        handshake.close_all(fds)
-        raise
+        opened.pop_all()
     handshake.close_all(fds[:2])
     return attachment
 

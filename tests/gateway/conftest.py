@@ -34,7 +34,7 @@ class Gateway:
         return f"ws://127.0.0.1:{self.port}/v1/realtime"
 
 
-class Server(GatewayServer):
+class _Server(GatewayServer):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.up = asyncio.Event()
@@ -57,7 +57,7 @@ async def listening(
     async def drain() -> None:
         host.drain()
 
-    server = Server(app, drain)
+    server = _Server(app, drain)
     listener = listen("127.0.0.1", 0)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))

@@ -6,27 +6,21 @@ The whole of it is in this process: a test can tell an engine when to go on.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from gateway.app import build_app
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
-from gateway.server import listen
+from gateway.server import GatewayServer
 from protocol.config import GatewayConfig
 from protocol.payloads import PayloadType, audio_payload, text_payload
 from sessions.pipeline import Pipeline
-from tests.gateway.conftest import Server
+from tests.gateway.conftest import listening
+from tests.gateway.serving import served
 from tests.sessions.harness import voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions, SyntheticSession
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
-from workers.spec import WorkerSpec
-from workers.worker import Worker
-
-WAIT_S = 30
 
 SENTENCES = ["The first thing. ", "Then the second. ", "And a third. ", "That is all of it."]
 
@@ -43,10 +37,6 @@ class TalkingEngine(SyntheticEngine):
         super().__init__(options)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
-
-    @classmethod
-    def create(cls, options: SyntheticOptions) -> TalkingEngine:
-        return cls(options)
 
     def open(self, session: str, settings: dict[str, object], emit: EmitEvent) -> EngineSession:
         self.open_sessions.add(session)
@@ -78,59 +68,14 @@ def spoken_as(text: str) -> bytes:
     return b"".join(bytes([ord(letter) % 256, 1]) * 240 for letter in text)
 
 
-@asynccontextmanager
-async def serving(
-    engine: type[SyntheticEngine] = SyntheticEngine,
-    metrics: GatewayMetrics | None = None,
-    **limits: int,
-) -> AsyncIterator[tuple[GatewayHost, dict[str, SyntheticEngine]]]:
-    """A host, and a worker with an engine of this kind for each stage of a voice pipeline."""
-    pipeline = voice_pipeline(**limits)
-    engines = {stage: engine.create(SyntheticOptions()) for stage in pipeline.stages}
-    async with hosting(pipeline, engines, metrics) as host:
-        yield host, engines
-
-
-@asynccontextmanager
-async def hosting(
-    pipeline: Pipeline, engines: Mapping[str, Engine], metrics: GatewayMetrics | None = None
-) -> AsyncIterator[GatewayHost]:
-    """A host, and a worker with each of `engines`, all in this process."""
-    with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
-        async with asyncio.TaskGroup() as tasks:
-            workers = []
-            for stage, engine in engines.items():
-                endpoint = f"ipc://{Path(directory) / stage}"
-                workers.append(Worker(WorkerSpec(stage, stage, "synthetic", endpoint, "t"), engine))
-                tasks.create_task(workers[-1].serve(lambda: None))
-            host = GatewayHost(
-                {pipeline.name: pipeline},
-                {pipeline.name: pipeline.name},
-                frozenset({pipeline.name}),
-                [(stage, stage, f"ipc://{Path(directory) / stage}") for stage in engines],
-                metrics or GatewayMetrics(),
-            )
-            try:
-                async with asyncio.timeout(WAIT_S):
-                    await host.ready()
-                yield host
-                host.drain()
-                async with asyncio.timeout(WAIT_S):
-                    await host.drained()
-            finally:
-                host.close()
-                for worker in workers:
-                    worker.stop()
-
-
 @dataclass
 class RealGateway:
     """A gateway on a port of its own, over a real host."""
 
     host: GatewayHost
-    engines: dict[str, SyntheticEngine]
+    engines: dict[str, Engine]
     metrics: GatewayMetrics
-    server: Server
+    server: GatewayServer
     port: int
 
     @property
@@ -152,30 +97,21 @@ async def real_gateway(
     config: GatewayConfig | None = None, **limits: int
 ) -> AsyncIterator[RealGateway]:
     """A gateway whose sessions talk, as fast as they are let."""
-    limits = {"lead_ms": 600_000, **limits}
-    metrics = GatewayMetrics()
-    async with (
-        serving(TalkingEngine, metrics, **limits) as (host, engines),
-        listening(host, config or GatewayConfig(), metrics) as (server, port),
-    ):
-        yield RealGateway(host, engines, metrics, server, port)
+    pipeline = voice_pipeline(**{"lead_ms": 600_000, **limits})
+    async with serving_kind(pipeline, lambda _: TalkingEngine(SyntheticOptions()), config) as it:
+        yield it
 
 
 @asynccontextmanager
-async def listening(
-    host: GatewayHost, config: GatewayConfig, metrics: GatewayMetrics
-) -> AsyncIterator[tuple[Server, int]]:
-    """The application over `host`, and the port on which it is served."""
-
-    async def drain() -> None:
-        host.drain()
-
-    server = Server(build_app(host, config, metrics), drain)
-    listener = listen("127.0.0.1", 0)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(sockets=[listener]))
-        await server.up.wait()
-        try:
-            yield server, listener.getsockname()[1]
-        finally:
-            server.stop()
+async def serving_kind(
+    pipeline: Pipeline,
+    make_engine: Callable[[str], Engine],
+    config: GatewayConfig | None = None,
+) -> AsyncIterator[RealGateway]:
+    """A gateway that serves one pipeline, with what `make_engine` makes for each stage."""
+    metrics = GatewayMetrics()
+    async with (
+        served({pipeline.name: pipeline}, make_engine, metrics) as it,
+        listening(it.host, metrics, config) as (server, port),
+    ):
+        yield RealGateway(it.host, it.engines, metrics, server, port)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 import pytest
 
-from gateway.clients import HostedAttachment
-from gateway.host import GatewayHost
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
@@ -18,55 +14,15 @@ from sessions.backlog import COMMANDS
 from sessions.client import Refused, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
-    CreateItem,
+    ClientOutput,
     InputTranscribed,
-    Item,
-    ItemStatus,
-    Part,
-    PartKind,
     PatchSettings,
-    Role,
 )
 from sessions.session import Session
-from tests.gateway.real_host import WAIT_S, serving
+from tests.gateway.serving import WAIT_S, Client, opened, serving, spoken_item
 from tests.sessions.harness import PCM_MS
 
 MANUAL = PatchSettings({"audio": {"input": {"turn_detection": None, "transcription": {}}}})
-
-Kind = TypeVar("Kind")
-
-
-@dataclass
-class Client:
-    """What a session put out, and a way to wait for it."""
-
-    outputs: list[Any] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def on_output(self, sequence: int, output: Any) -> None:
-        self.outputs.append(output)
-        self.changed.set()
-
-    async def until(self, kind: type[Kind]) -> Kind:
-        """The first output of a type, once it has come."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for output in self.outputs:
-                    if isinstance(output, kind):
-                        return output
-                self.changed.clear()
-                await self.changed.wait()
-
-
-async def opened(host: GatewayHost, client: Client) -> HostedAttachment:
-    return await host.open(
-        pipeline="voice", tenant="local", settings_patch=None, on_output=client.on_output
-    )
-
-
-def spoken_item(item_id: str) -> CreateItem:
-    part = Part(PartKind.INPUT_AUDIO, audio=b"words")
-    return CreateItem(Item(item_id, Role.USER, ItemStatus.COMPLETED, [part]))
 
 
 async def test_a_flood_of_small_appends_waits_for_the_worker(
@@ -188,7 +144,7 @@ async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Untold(Client):
-        def on_output(self, sequence: int, output: Any) -> None:
+        def on_output(self, sequence: int, output: ClientOutput) -> None:
             if not isinstance(output, SessionCreated):
                 raise RuntimeError("synthetic fault")
             super().on_output(sequence, output)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from protocol.config import GatewayConfig
-from tests.gateway.real_host import SENTENCES, WAIT_S, real_gateway, spoken_as
+from tests.gateway.real_host import SENTENCES, real_gateway, spoken_as
+from tests.gateway.serving import WAIT_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "native"
 KEY = "sk-0123456789"

@@ -10,15 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.metrics import GatewayMetrics
 from loadtest.synthetic_step import StepOptions, SyntheticStep, checksum_after, checksum_of
 from loadtest.synthetic_voice import SyntheticThink, ThinkOptions
 from protocol.arrays import array_payload
-from protocol.config import GatewayConfig
 from protocol.payloads import Payload, PayloadType
 from sessions.pipeline import Kind, Limits, Pipeline
 from tests.gateway.native_client import opened, requests, stream
-from tests.gateway.real_host import hosting, listening
+from tests.gateway.real_host import serving_kind
 from workers.engine import Engine
 
 WORLD = Pipeline("game", ("world",), (), {"frames": "world"}, kind=Kind.WORLD, limits=Limits())
@@ -29,13 +27,8 @@ ONCE = Pipeline("once", ("think",), (), {"text": "think"}, kind=Kind.ONE_SHOT, l
 async def serving(
     pipeline: Pipeline, engine: Engine
 ) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    (stage,) = pipeline.stages
-    async with (
-        hosting(pipeline, {stage: engine}) as host,
-        listening(host, GatewayConfig(), GatewayMetrics()) as (_, port),
-        requests(f"http://127.0.0.1:{port}") as http,
-    ):
-        yield http, f"ws://127.0.0.1:{port}/v1/sessions"
+    async with serving_kind(pipeline, lambda _: engine) as it, requests(it.http) as http:
+        yield http, f"ws://127.0.0.1:{it.port}/v1/sessions"
 
 
 def held(*keys: int) -> Payload:

@@ -24,7 +24,8 @@ from sessions.client import LetGo
 from sessions.duplex.events import AudioDelta
 from tests.gateway.conftest import Serve
 from tests.gateway.native_client import Stream, opened, requests, stream
-from tests.gateway.real_host import SENTENCES, WAIT_S, RealGateway, real_gateway, spoken_as
+from tests.gateway.real_host import SENTENCES, RealGateway, real_gateway, spoken_as
+from tests.gateway.serving import WAIT_S
 
 RESPOND = {"type": "respond"}
 ALL_AUDIO = b"".join(map(spoken_as, SENTENCES))

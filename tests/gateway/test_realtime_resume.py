@@ -26,8 +26,9 @@ from loadtest.synthetic_voice import (
     ThinkOptions,
 )
 from tests.gateway.conftest import listening
-from tests.gateway.real_host import hosting
+from tests.gateway.serving import served
 from tests.sessions.harness import voice_pipeline
+from workers.engine import Engine
 
 WAIT_S = 30
 
@@ -35,16 +36,16 @@ WAIT_S = 30
 @asynccontextmanager
 async def gateway(**limits: int) -> AsyncIterator[tuple[str, GatewayHost]]:
     """The address of a gateway's Realtime endpoint, and its host."""
-    engines = {
+    engines: dict[str, Engine] = {
         "listen": SyntheticListen(NoOptions()),
         "think": SyntheticThink(ThinkOptions(clauses=4)),
         "speak": SyntheticSpeak(SpeakOptions()),
     }
     async with (
-        hosting(voice_pipeline(**limits), engines) as host,
-        listening(host, GatewayMetrics()) as (_, port),
+        served({"voice": voice_pipeline(**limits)}, engines.__getitem__) as it,
+        listening(it.host, GatewayMetrics()) as (_, port),
     ):
-        yield f"ws://127.0.0.1:{port}/v1/realtime", host
+        yield f"ws://127.0.0.1:{port}/v1/realtime", it.host
 
 
 @asynccontextmanager

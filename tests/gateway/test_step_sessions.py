@@ -18,8 +18,7 @@ from sessions.client import Role, SessionEnded
 from sessions.oneshot.events import Piece, Request, RequestDone
 from sessions.pipeline import Kind, Limits, Pipeline
 from sessions.steps.events import Reset, Step, StepDone, StepFailed, WasReset
-from tests.gateway.real_host import WAIT_S, hosting
-from tests.gateway.test_host import Client
+from tests.gateway.serving import WAIT_S, Client, served
 
 Output = TypeVar("Output")
 
@@ -32,8 +31,8 @@ def world(**limits: int) -> Pipeline:
 
 @asynccontextmanager
 async def playing(pipeline: Pipeline) -> AsyncIterator[GatewayHost]:
-    async with hosting(pipeline, {"world": SyntheticStep(StepOptions())}) as host:
-        yield host
+    async with served({pipeline.name: pipeline}, lambda _: SyntheticStep(StepOptions())) as it:
+        yield it.host
 
 
 def held(*keys: int) -> Payload:
@@ -115,7 +114,9 @@ async def test_a_session_of_one_turn_ends_by_itself() -> None:
     pipeline = Pipeline(
         "once", ("think",), (), {"text": "think"}, kind=Kind.ONE_SHOT, limits=Limits(sessions=1)
     )
-    async with hosting(pipeline, {"think": SyntheticThink(ThinkOptions(clauses=2))}) as host:
+    think = SyntheticThink(ThinkOptions(clauses=2))
+    async with served({"once": pipeline}, lambda _: think) as it:
+        host = it.host
         for _ in range(3):
             client = Client()
             caller = await host.open(pipeline="once", tenant="local", on_output=client.on_output)
