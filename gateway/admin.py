@@ -23,6 +23,7 @@ class AdminApi:
         """The routes, to be mounted at the root."""
         return [
             Route("/v1/admin/sessions", self.list_sessions, methods=["GET"]),
+            Route("/v1/admin/sessions/{session}", self.get_session, methods=["GET"]),
             Route("/v1/admin/sessions/{session}", self.close_session, methods=["DELETE"]),
             Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
         ]
@@ -31,6 +32,11 @@ class AdminApi:
         """`GET /v1/admin/sessions`."""
         self._access.check_admin(request.scope)
         return JSONResponse({"sessions": [asdict(entry) for entry in self._host.sessions()]})
+
+    async def get_session(self, request: Request) -> Response:
+        """`GET /v1/admin/sessions/{id}`."""
+        self._access.check_admin(request.scope)
+        return JSONResponse(asdict(self._host.summary(request.path_params["session"], None)))
 
     async def close_session(self, request: Request) -> Response:
         """`DELETE /v1/admin/sessions/{id}`: close it now."""

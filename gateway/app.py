@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway.access import Access, AccessDenied
@@ -21,6 +21,7 @@ from gateway.console_files import CONSOLE_FOLDER, ConsoleFiles
 from gateway.health import readiness
 from gateway.hosting import SessionHost
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.surfaces.native import NativeSessions, NativeStream
 from gateway.surfaces.realtime import RealtimeSocket
 from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.config import GatewayConfig
@@ -44,6 +45,8 @@ def build_app(
     return Starlette(
         routes=[
             WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
+            *NativeSessions(host, access, metrics).routes(),
+            WebSocketRoute("/v1/sessions/{session}/stream", NativeStream(host, access, metrics)),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.healthz, methods=["GET"]),
             Route("/readyz", endpoints.readyz, methods=["GET"]),
@@ -54,12 +57,11 @@ def build_app(
         ],
         middleware=[Middleware(Guard, access=access, metrics=metrics)],
         exception_handlers={AntiphonError: _antiphon_error, HTTPException: _http_error},
-        max_body_size=MAX_BODY_BYTES,
     )
 
 
 class Guard:
-    """Checks Host and Origin before anything else sees a request.
+    """Checks Host and Origin before anything else sees a request, and bounds its body.
 
     Health probes are let through: they come by address and under service names.
     """
@@ -79,7 +81,7 @@ class Guard:
                 self._metrics.open_refused(error.code)
             await _refuse(error, scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, _bounded(receive), send)
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] in _PROBES:
@@ -130,6 +132,22 @@ class _Endpoints:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
+def _bounded(receive: Receive) -> Receive:
+    """`receive`, up to MAX_BODY_BYTES of a request's body: who reads more answers 413."""
+    received = 0
+
+    async def receive_within() -> Message:
+        nonlocal received
+        message = await receive()
+        if message["type"] == "http.request":
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise HTTPException(413, f"A body has at most {MAX_BODY_BYTES} bytes")
+        return message
+
+    return receive_within
+
+
 async def _no_such_socket(socket: WebSocket) -> None:
     error = NotFound("There is no WebSocket at this path.")
     await socket.send_denial_response(JSONResponse(error_body(error.info()), status_code=404))
@@ -148,12 +166,17 @@ async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Sen
 
 async def _antiphon_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AntiphonError)
-    return JSONResponse(error_body(error.info()), status_code=http_status(error))
+    headers = {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    return JSONResponse(error_body(error.info()), status_code=http_status(error), headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(
+        error.status_code, "invalid_request"
+    )
     info = ErrorInfo(code, ErrorKind.CLIENT, f"{error.detail}.")
     return JSONResponse(
         error_body(info), status_code=error.status_code, headers=dict(error.headers or {})

@@ -17,7 +17,8 @@ LIMIT_BYTES = 4 * 1024 * 1024
 HIGH_BYTES = 1024 * 1024
 LOW_BYTES = 256 * 1024
 
-Send = Callable[[str], Awaitable[None]]
+Frame = str | bytes
+Send = Callable[[Frame], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class EgressOverflow(Exception):
 
 
 class Egress:
-    """The frames of one connection on their way out. Frames are text; sizes are in characters,
-    which for this wire's mostly ASCII JSON are bytes.
+    """The frames of one connection on their way out. The size of a text frame is in characters,
+    which for mostly ASCII JSON are bytes.
 
     `on_blocked(True)` is called when the queue passes its high mark and
     `on_blocked(False)` when it has fallen below the low one.
@@ -46,7 +47,8 @@ class Egress:
     ) -> None:
         self._on_blocked = on_blocked
         self._limits = limits or EgressLimits()
-        self._frames: deque[str] = deque()
+        self._limit_bytes = self._limits.limit
+        self._frames: deque[Frame] = deque()
         self._bytes = 0
         self._blocked = False
         self._finished = False
@@ -61,12 +63,23 @@ class Egress:
         """What waits, the frame that is being sent included."""
         return self._bytes
 
-    def put(self, frame: str) -> None:
-        """Queue a frame. After `finish` or an overflow it is dropped: nobody will read it."""
+    @property
+    def blocked(self) -> bool:
+        """Whether the producer was told to stop, and not yet to go on."""
+        return self._blocked
+
+    def put(self, frame: Frame, *, told_again: bool = False) -> None:
+        """Queue a frame. After `finish` or an overflow it is dropped: nobody will read it.
+
+        What is `told_again` comes at once, as much as was kept for this client, and is
+        bounded there: it has room beyond the limit.
+        """
         if self._finished or self._overflowed:
             return
         size = len(frame)
-        if self._bytes + size > self._limits.limit:
+        if told_again:
+            self._limit_bytes += size
+        if self._bytes + size > self._limit_bytes:
             self._overflowed = True
             self._frames.clear()
             self._wake.set()

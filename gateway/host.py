@@ -20,6 +20,7 @@ from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
+    SessionDescription,
     SessionSummary,
     WorkerSummary,
 )
@@ -307,6 +308,14 @@ class GatewayHost:
         hosted = self._hosted.get(clients.session.identity.session)
         turns = 0 if hosted is None else hosted.wires.turns
         return session_summary(clients.session, turns, clients.opened_at_ms, now_ms)
+
+    def describe(self, session: str, tenant: str) -> SessionDescription:
+        """One session of this tenant, with its settings and limits. Raises NotFound."""
+        summary = self.summary(session, tenant)
+        known = self._find(session, tenant).session
+        return SessionDescription(
+            summary, known.settings, known.limits, known.identity.expires_at_s
+        )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
         """Close a session: for the operator, or for its tenant. Raises NotFound."""

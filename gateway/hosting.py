@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from sessions.client import Answered, Attached, Role, Verb
-from sessions.pipeline import Pipeline
+from sessions.pipeline import Limits, Pipeline
 
 OnOutput = Callable[[int, Any], None]
 """Takes (sequence, output): an output of `sessions.client` or of the session's kind."""
@@ -92,6 +92,16 @@ class SessionSummary:
 
 
 @dataclass(frozen=True)
+class SessionDescription:
+    """A session as its tenant may see it. `expires_at_s` is Unix time."""
+
+    summary: SessionSummary
+    settings: Any
+    limits: Limits
+    expires_at_s: int
+
+
+@dataclass(frozen=True)
 class WorkerSummary:
     """A worker as operators see it; counts are its own, as of its last heartbeat."""
 
@@ -162,6 +172,9 @@ class SessionHost(Protocol):
 
     def summary(self, session: str, tenant: str | None) -> SessionSummary:
         """One session, of this tenant if one is given. Raises NotFound."""
+
+    def describe(self, session: str, tenant: str) -> SessionDescription:
+        """One session of this tenant, with its settings and limits. Raises NotFound."""
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
         """Close a session: for the operator, or for its tenant. Raises NotFound."""

@@ -8,7 +8,7 @@ The shell calls it for one event at a time, in the order of arrival, and again w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from protocol.errors import (
@@ -126,7 +126,7 @@ class Session:
         self._commands = Commands(self._attachments.emit)
         self._bindings: dict[str, Binding] = {}
         self._machine: Machine = MACHINES[pipeline.kind](
-            pipeline,
+            replace(pipeline, limits=self.limits),
             self._bindings,
             emit=self._attachments.emit,
             measured=self._actions_append,

@@ -89,9 +89,13 @@ class _Gateway:
 
     def session(self, session: str) -> dict[str, Any]:
         """One session. Raises NoSuchSession."""
-        found = next((entry for entry in self.sessions() if entry.get("id") == session), None)
-        if found is None:
-            raise NoSuchSession(f"there is no session {session}")
+        address = f"{self._base}/{quote(session, safe='')}"
+        try:
+            found = self._ask("GET", address, session).json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "id" not in found:
+            raise GatewayUnreachable(f"{address} does not answer like a gateway")
         return found
 
     def close(self, session: str) -> None:

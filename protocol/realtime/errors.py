@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from protocol.errors import InvalidRequest
-
-_PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
-_FIELD = re.compile(r"field `(?P<field>[^`]*)`")
+from protocol.validation import fault
 
 
 class MalformedEvent(InvalidRequest):
@@ -58,26 +54,11 @@ def unsupported_value(path: str, message: str) -> MalformedEvent:
 
 
 def from_validation(error: msgspec.ValidationError, prefix: str = "") -> MalformedEvent:
-    """The protocol error for a msgspec validation error.
-
-    msgspec appends the place as " - at `$.path`"; `prefix` is put before that path.
-    """
-    text = str(error)
-    place = _PATH.search(text)
-    reason = text[: place.start()] if place else text
-    path = place["path"].removeprefix("$").removeprefix(".") if place else ""
-    if prefix and path:
-        path = prefix + path if path.startswith("[") else f"{prefix}.{path}"
-    else:
-        path = path or prefix
-    field = _FIELD.search(reason)
-    if field is not None:
-        inner = f"{path}.{field['field']}" if path else field["field"]
-        if reason.startswith("Object contains unknown field"):
-            return unknown_parameter(inner)
-        if reason.startswith("Object missing required field"):
-            return missing_parameter(inner)
-    # "Expected `int`, got `str`" is about the type; "Expected `int` >= 0" about the value.
-    code = "invalid_type" if ", got `" in reason else "invalid_value"
-    where = f"Invalid '{path}': " if path else "Invalid event: "
-    return MalformedEvent(f"{where}{reason}.", code=code, field=path or None)
+    """The protocol error for a msgspec validation error; `prefix` is put before its path."""
+    found = fault(error, prefix)
+    if found.code == "unknown_parameter":
+        return unknown_parameter(found.path)
+    if found.code == "missing_required_parameter":
+        return missing_parameter(found.path)
+    where = f"Invalid '{found.path}': " if found.path else "Invalid event: "
+    return MalformedEvent(f"{where}{found.reason}.", code=found.code, field=found.path or None)

@@ -139,6 +139,13 @@ def patched(
         raise InvalidRequest(
             f"tracing is longer than {MAX_TRACING_BYTES} bytes of JSON", field="tracing"
         )
+    try:
+        # Whoever looks at the session has to be told of it, on every wire.
+        msgspec.msgpack.encode(candidate.tracing)
+    except (OverflowError, TypeError, ValueError):
+        raise InvalidRequest(
+            "tracing holds more than JSON and 64 bits can say", field="tracing"
+        ) from None
     voice = candidate.audio.output.voice
     check_voice(voice, voices, "audio.output.voice")
     if spoken and voice != settings.audio.output.voice:

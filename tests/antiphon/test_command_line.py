@@ -161,8 +161,10 @@ class Admin(BaseHTTPRequestHandler):
     )
 
     def do_GET(self) -> None:
-        known = self.path == "/v1/admin/sessions"
-        self._answer(200 if known else 404, {"sessions": self.sessions})
+        bodies: dict[str, Any] = {"/v1/admin/sessions": {"sessions": self.sessions}}
+        bodies |= {f"/v1/admin/sessions/{entry['id']}": entry for entry in self.sessions}
+        body = bodies.get(self.path)
+        self._answer(404 if body is None else 200, body)
 
     def do_DELETE(self) -> None:
         known = self.path == "/v1/admin/sessions/sess_1"

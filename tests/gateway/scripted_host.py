@@ -9,6 +9,7 @@ from typing import Any, cast
 from gateway.hosting import (
     OnOutput,
     PipelineHealth,
+    SessionDescription,
     SessionSummary,
     StageHealth,
     WorkerSummary,
@@ -17,7 +18,7 @@ from protocol.errors import AntiphonError, NotFound
 from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
 from sessions.duplex.events import ClientOutput, ClientVerb
 from sessions.duplex.settings import DuplexSettings
-from sessions.pipeline import Pipeline
+from sessions.pipeline import Limits, Pipeline
 
 EXPIRES_AT_S = 1_900_000_000
 
@@ -27,19 +28,23 @@ Script = Callable[["ScriptedAttachment", ClientVerb], None]
 class ScriptedAttachment:
     """Records what a surface does, and puts out what a test says."""
 
-    def __init__(self, session: str, on_output: OnOutput, script: Script) -> None:
+    def __init__(self, session: str, on_output: OnOutput | None, script: Script) -> None:
         self._session = session
         self._on_output = on_output
         self._script = script
         self._sequence = 0
         self.tenant = ""
         self.pipeline = ""
+        self.role = Role.CONTROLLER
+        self.detached = False
+        self.resumable = False
         self.verbs: list[ClientVerb] = []
         self.blocked: list[bool] = []
         self.acknowledged = 0
         self.closed: str | None = None
         self.ended = False
         self.gone = asyncio.Event()
+        self.was_blocked = asyncio.Event()
         self.has_room = asyncio.Event()
         self.has_room.set()
 
@@ -49,7 +54,8 @@ class ScriptedAttachment:
 
     def put_out(self, output: ClientOutput) -> None:
         self._sequence += 1
-        self._on_output(self._sequence, output)
+        if self._on_output is not None:
+            self._on_output(self._sequence, output)
 
     def send(self, verb: Verb, command: str | None = None) -> None:
         said = cast(ClientVerb, verb)
@@ -64,9 +70,13 @@ class ScriptedAttachment:
 
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)
+        self.was_blocked.set()
 
     def detach(self) -> None:
-        self.close("client")
+        self.detached = True
+        self.gone.set()
+        if not self.resumable:
+            self.close("client")
 
     def close(self, reason: str) -> None:
         if self.closed is None:
@@ -95,6 +105,9 @@ class ScriptedHost:
         self.stages = {"listen": StageHealth.READY}
         self.required = True
         self.session_limit = 2
+        self.missed: list[ClientOutput] = []
+        """What a client that attaches is told again."""
+        self.attached = asyncio.Event()
 
     def resolve(self, model: str | None) -> str:
         if model not in (None, "voice", "gpt-realtime"):
@@ -111,12 +124,12 @@ class ScriptedHost:
         secret: str | None = None,
         on_output: OnOutput | None = None,
     ) -> ScriptedAttachment:
-        assert on_output is not None
         if self.open_error is not None:
             raise self.open_error
         session = f"sess_{len(self.attachments)}"
         attachment = ScriptedAttachment(session, on_output, self.script)
         attachment.tenant, attachment.pipeline = tenant, pipeline
+        attachment.resumable = secret is not None
         self.attachments.append(attachment)
         attachment.put_out(SessionCreated(session, pipeline, DuplexSettings(), EXPIRES_AT_S))
         return attachment
@@ -145,16 +158,33 @@ class ScriptedHost:
         cursor: int | None,
         on_output: OnOutput,
     ) -> tuple[ScriptedAttachment, Attached]:
-        raise self._no(session)
+        opened = self.summary(session, tenant)
+        attachment = ScriptedAttachment(session, on_output, self.script)
+        attachment.tenant, attachment.pipeline, attachment.role = tenant, opened.pipeline, role
+        attachment.resumable = True
+        last = len(self.missed)
+        attached = Attached(
+            session, "voice", DuplexSettings(), EXPIRES_AT_S, Limits(), last, None, role, None, "s2"
+        )
+        self.attachments.append(attachment)
+        self.attached.set()
+        on_output(last, attached)
+        for output in self.missed:
+            attachment.put_out(output)
+        return attachment, attached
 
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
         raise self._no(session)
 
     def summary(self, session: str, tenant: str | None) -> SessionSummary:
         for entry in self.sessions():
-            if entry.id == session:
+            if entry.id == session and tenant in (None, entry.tenant):
                 return entry
         raise self._no(session)
+
+    def describe(self, session: str, tenant: str) -> SessionDescription:
+        summary = self.summary(session, tenant)
+        return SessionDescription(summary, DuplexSettings(), Limits(), EXPIRES_AT_S)
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
         for entry in self.attachments:

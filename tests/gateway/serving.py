@@ -154,6 +154,7 @@ class Served:
 async def served(
     pipelines: Mapping[str, Pipeline] | None = None,
     make_engine: Callable[[str], Engine] = VoiceEngine,
+    metrics: GatewayMetrics | None = None,
 ) -> AsyncIterator[Served]:
     """A host for `pipelines` (one for voice if none are given) and a worker for each stage.
 
@@ -168,7 +169,7 @@ async def served(
             {name: name for name in pipelines},
             frozenset(pipelines),
             [(stage, stage, f"ipc://{path / stage}") for stage in stages],
-            GatewayMetrics(),
+            metrics or GatewayMetrics(),
         )
         it = Served(host, {}, {}, {}, path, make_engine)
         try:

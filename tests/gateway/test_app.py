@@ -102,10 +102,13 @@ async def test_operators_see_and_close_sessions(serve: Serve) -> None:
         workers = (await client.get("/v1/admin/workers", headers=headers)).json()["workers"]
         assert workers[0]["worker"] == "listen-0"
         url = f"/v1/admin/sessions/{entry['id']}"
+        assert (await client.get(url)).status_code == 401
+        assert (await client.get(url, headers=headers)).json() == entry
         assert (await client.delete(url)).status_code == 401
         assert (await client.delete(url, headers=headers)).status_code == 202
         assert json.loads(await socket.recv())["error"]["code"] == "session_closed"
         assert (await client.delete(url, headers=headers)).status_code == 404
+        assert (await client.get(url, headers=headers)).status_code == 404
 
 
 async def test_a_page_of_another_origin_cannot_close_sessions(serve: Serve) -> None:

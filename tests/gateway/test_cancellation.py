@@ -14,6 +14,7 @@ from gateway.access import Access
 from gateway.clients import HostedAttachment
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
+from gateway.surfaces.native import NativeStream
 from gateway.surfaces.realtime.socket import RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import AntiphonError
@@ -622,3 +623,45 @@ async def test_a_connection() -> None:
             await cut.run(socket(scope, receive, send))
 
         assert await every_suspension("connection", it, attempt) >= 8
+
+
+async def test_a_native_stream() -> None:
+    async with counted(grace_ms=60_000) as it:
+        stream = NativeStream(it.host, Access(GatewayConfig()), GatewayMetrics())
+
+        async def attempt(cut: Cut) -> None:
+            opened = await it.host.open(pipeline="voice", tenant="local", secret=SECRET)
+            attach = f'{{"type":"attach","role":"controller","secret":"{SECRET}"}}'
+            respond = '{"type":"signal","id":"c","signal":{"type":"respond"}}'
+            frames = [
+                {"type": "websocket.connect"},
+                {"type": "websocket.receive", "text": attach},
+                {"type": "websocket.receive", "text": respond},
+                {"type": "websocket.disconnect", "code": 1000},
+            ]
+            ended = asyncio.Event()
+
+            async def receive() -> Any:
+                await asyncio.sleep(0)
+                if len(frames) == 1:
+                    await ended.wait()
+                return frames.pop(0)
+
+            async def send(message: Any) -> None:
+                await asyncio.sleep(0)
+                if '"response_done"' in message.get("text", ""):
+                    ended.set()
+
+            scope = {
+                "type": "websocket",
+                "path_params": {"session": opened.session},
+                "headers": [],
+                "subprotocols": [],
+                "extensions": {},
+            }
+            await cut.run(stream(scope, receive, send))
+            # The session is without a client now, and waits for one.
+            assert it.host.summary(opened.session, "local").state == "detached"
+            it.host.close_session(opened.session, "local")
+
+        assert await every_suspension("native stream", it, attempt) >= 8

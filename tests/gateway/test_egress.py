@@ -13,11 +13,11 @@ class Client:
     """Takes frames only while its gate is open."""
 
     def __init__(self) -> None:
-        self.frames: list[str] = []
+        self.frames: list[str | bytes] = []
         self.gate = asyncio.Event()
         self.taken = asyncio.Event()
 
-    async def send(self, frame: str) -> None:
+    async def send(self, frame: str | bytes) -> None:
         await self.gate.wait()
         self.frames.append(frame)
         self.taken.set()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.surfaces.farewell import farewell
 from gateway.surfaces.realtime import Translation
-from gateway.surfaces.realtime.translation import farewell
 from protocol.errors import ErrorInfo, ErrorKind
 from protocol.realtime import MalformedEvent
 from sessions import client
@@ -525,7 +525,11 @@ def test_a_retrieved_item_has_its_transcript_and_no_audio() -> None:
         ("client", 1000, None),
         ("idle", 1000, "session_expired"),
         ("max_age", 1000, "session_expired"),
+        ("completed", 1000, None),
+        ("detached", 1000, "session_expired"),
         ("drained", 1001, None),
+        ("evicted", 1000, "session_expired"),
+        ("fenced", 1012, "fenced"),
         ("engine_lost", 1012, "engine_lost"),
         ("stalled", 1008, "session_stalled"),
         ("error", 1011, "internal_error"),

@@ -93,6 +93,7 @@ class Harness:
         opened: bool = True,
         controller: str | None = "client",
         secret: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.now_ms = 1_000.0
         self._ids = 0
@@ -106,6 +107,7 @@ class Harness:
             self.now_ms,
             controller=controller,
             secret_digest=None if secret is None else digest(secret),
+            limits=limits,
         )
         self.outputs: list[Any] = []
         self.told: dict[str, list[tuple[int, Any]]] = {}

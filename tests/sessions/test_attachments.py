@@ -45,6 +45,7 @@ from sessions.duplex.events import (
     TruncateItem,
 )
 from sessions.lifecycle import CloseReason, State
+from sessions.pipeline import Limits
 from tests.sessions.harness import Harness, voice_pipeline
 
 
@@ -242,6 +243,17 @@ def test_a_client_that_reads_nothing_is_let_go_and_may_come_back() -> None:
     assert state(harness) is State.DETACHED
     attached(come(harness, "again", cursor=0))
     assert state(harness) is State.ACTIVE
+
+
+def test_a_client_is_let_go_by_the_patience_that_was_chosen_for_it() -> None:
+    harness = Harness(
+        voice_pipeline(stall_ms=60_000, grace_ms=60_000),
+        secret="s1",
+        limits=Limits(stall_ms=1_000, grace_ms=60_000),
+    )
+    harness.feed(ClientBlocked(True, "client"))
+    harness.later(1_500)
+    assert [output for _, output in harness.told["client"]] == [LetGo("stalled")]
 
 
 def test_who_was_blocked_holds_up_nobody_who_comes_after() -> None:

@@ -89,6 +89,7 @@ def manual() -> Harness:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"surprise": 1}, "surprise"),
         ({"tracing": {"metadata": {"k": "x" * 5_000}}}, "tracing"),
+        ({"tracing": {"metadata": {"k": 2**64}}}, "tracing"),
         (
             {"audio": {"input": {"transcription": {"model": "x" * 200}}}},
             "audio.input.transcription.model",

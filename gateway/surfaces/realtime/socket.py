@@ -16,12 +16,14 @@ from urllib.parse import parse_qs
 import structlog
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
-from gateway.egress import Egress, EgressOverflow
+from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost
 from gateway.metrics import FrameCounts, GatewayMetrics
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.realtime.outputs import error_body, http_status
 from gateway.surfaces.realtime.resume import (
     Return,
@@ -30,8 +32,8 @@ from gateway.surfaces.realtime.resume import (
     wants_resume,
     with_secret,
 )
-from gateway.surfaces.realtime.translation import Farewell, Translation, farewell
-from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
+from gateway.surfaces.realtime.translation import Translation
+from protocol.errors import AntiphonError, InvalidRequest, NotFound
 from sessions.client import (
     Attached,
     LetGo,
@@ -47,29 +49,10 @@ from sessions.pipeline import Kind
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
-CLOSE_POLICY = 1008
-CLOSE_INTERNAL = 1011
-CLOSE_TRY_LATER = 1013
 CLOSE_UNSUPPORTED = 4000
-CLOSE_REPLACED = 4001
-
-_LET_GO = {
-    "replaced": Farewell(CLOSE_REPLACED, "replaced"),
-    "stalled": Farewell(CLOSE_POLICY, "session_stalled"),
-}
-
-_GOODBYE_S = 1.0
 
 APPEND_BYTES = 64 * 1024
 """A longer append is handed to the session in pieces of this size, each when it has room."""
-
-_CLOSE_CODES = {
-    ErrorKind.CLIENT: CLOSE_POLICY,
-    ErrorKind.CAPACITY: CLOSE_TRY_LATER,
-    ErrorKind.SERVER: CLOSE_INTERNAL,
-    ErrorKind.FENCED: CLOSE_TRY_LATER,
-    ErrorKind.LOST: CLOSE_TRY_LATER,
-}
 
 log = structlog.get_logger(__name__)
 
@@ -198,7 +181,7 @@ class RealtimeSocket:
         try:
             await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
             await send({"type": "websocket.send", "text": self._translation("").refusal(error)})
-            code = CLOSE_UNSUPPORTED if isinstance(error, Unsupported) else _CLOSE_CODES[error.kind]
+            code = CLOSE_UNSUPPORTED if isinstance(error, Unsupported) else CLOSE_CODES[error.kind]
             reason = f"invalid_request_error.{error.code}" if code == 4000 else error.code
             await send({"type": "websocket.close", "code": code, "reason": reason})
         except OSError:
@@ -226,10 +209,9 @@ class _Connection:
         self._metrics = metrics
         self._frames = frames
         self._receive = receive
-        self._send = send
         self._attachment: Attachment | None = None
-        self._egress = Egress(self._on_blocked)
-        self._farewell = Farewell(1000, "client")
+        self._outlet = Outlet(send, frames, self._on_blocked)
+        self._egress = self._outlet.egress
         self._tracing: str | dict[str, Any] | None = None
 
     def on_output(self, sequence: int, output: ClientOutput) -> None:
@@ -241,15 +223,14 @@ class _Connection:
         elif isinstance(output, Refused):
             self._metrics.error_told(output.error.code)
         elif isinstance(output, SessionEnded):
-            self._farewell = farewell(output.reason, output.error)
-            if self._farewell.error is not None:
-                self._metrics.error_told(self._farewell.error.code)
-            self._egress.finish()
+            ending = farewell(output.reason, output.error)
+            if ending.error is not None:
+                self._metrics.error_told(ending.error.code)
+            self._outlet.finish(ending.code, ending.reason)
         elif isinstance(output, Attached):
             self._welcomed = True
         elif isinstance(output, LetGo):
-            self._farewell = _LET_GO.get(output.reason, Farewell(CLOSE_POLICY, output.reason))
-            self._egress.finish()
+            self._outlet.finish(*LET_GO.get(output.reason, (CLOSE_POLICY, output.reason)))
 
     def _frames_of(self, sequence: int, output: ClientOutput) -> list[str]:
         frames = self._translation.write(output)
@@ -275,19 +256,19 @@ class _Connection:
         self._metrics.watch_egress(self._egress)
         try:
             async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write())
+                writer = tasks.create_task(self._outlet.run())
                 await self._read(attachment)
                 writer.cancel()
         except* EgressOverflow:
             log.info("client does not read", session=attachment.session)
             if self._secret is None:
                 attachment.close("stalled")
-            await self._goodbye(CLOSE_POLICY, "session_stalled")
+            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
         except* OSError:
             pass  # The client is gone; the caller closes the session.
         except* Exception:
             log.exception("connection failed", session=attachment.session)
-            await self._goodbye(CLOSE_INTERNAL, "internal_error")
+            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
         finally:
             self._metrics.forget_egress(self._egress)
 
@@ -309,35 +290,6 @@ class _Connection:
             for part in _in_parts(verb):
                 await attachment.room()
                 attachment.send(part)
-
-    async def _write(self) -> None:
-        await self._egress.drain(self._send_frame)
-        await self._tell(
-            {
-                "type": "websocket.close",
-                "code": self._farewell.code,
-                "reason": self._farewell.reason,
-            }
-        )
-
-    async def _send_frame(self, frame: str) -> None:
-        await self._tell({"type": "websocket.send", "text": frame})
-        self._frames.sent += 1
-
-    async def _tell(self, message: Message) -> None:
-        try:
-            await self._send(message)
-        except RuntimeError:
-            # The server has closed by itself: a frame was too long, or no pong came.
-            raise ConnectionAbortedError from None
-
-    async def _goodbye(self, code: int, reason: str) -> None:
-        """Close with a reason, if the client takes it within a moment."""
-        try:
-            async with asyncio.timeout(_GOODBYE_S):
-                await self._tell({"type": "websocket.close", "code": code, "reason": reason})
-        except OSError:
-            pass  # It does not read, or has hung up: the server drops the connection.
 
     def _on_blocked(self, blocked: bool) -> None:
         if self._attachment is not None:

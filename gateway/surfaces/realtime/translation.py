@@ -6,9 +6,9 @@ Free of I/O and of conversation state: what one thing means to the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from gateway.surfaces.farewell import farewell
 from gateway.surfaces.realtime.outputs import ERROR_TYPES, events
 from gateway.surfaces.realtime.settings import (
     SETTINGS_FIELDS,
@@ -17,7 +17,7 @@ from gateway.surfaces.realtime.settings import (
     refuse_tools,
     settings_patch,
 )
-from protocol.errors import AntiphonError, ErrorInfo, ErrorKind
+from protocol.errors import AntiphonError, ErrorInfo
 from protocol.realtime import (
     Content,
     InputAudioAppend,
@@ -53,51 +53,6 @@ _PARTS = {
     "output_text": duplex.PartKind.OUTPUT_TEXT,
     "output_audio": duplex.PartKind.OUTPUT_AUDIO,
 }
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """How a connection ends: a WebSocket close code, its reason, an error event before it."""
-
-    code: int
-    reason: str
-    error: ErrorInfo | None = None
-
-
-class _Ending(NamedTuple):
-    """The close code of a reason, and the error code that is told before it."""
-
-    close: int
-    code: str | None = None
-
-
-_ENDINGS = {
-    "client": _Ending(1000),
-    "idle": _Ending(1000, code="session_expired"),
-    "max_age": _Ending(1000, code="session_expired"),
-    "detached": _Ending(1000, code="session_expired"),
-    "evicted": _Ending(1000, code="session_expired"),
-    "completed": _Ending(1000),
-    "fenced": _Ending(1012, code="fenced"),
-    "drained": _Ending(1001),
-    "engine_lost": _Ending(1012, code="engine_lost"),
-    "admission": _Ending(1013, code="capacity_exceeded"),
-    "stalled": _Ending(1008, code="session_stalled"),
-    "admin": _Ending(1008, code="session_closed"),
-}
-_FAULT = _Ending(1011, code="internal_error")
-
-
-def farewell(reason: str, error: ErrorInfo | None) -> Farewell:
-    """How a connection ends whose session ended for `reason`.
-
-    1012 and 1013 tell a client library to try again, 1000 and 1008 not to.
-    """
-    ending = _ENDINGS.get(reason, _FAULT)
-    if error is None and ending.code is not None:
-        kind = ErrorKind.CLIENT if ending.code == "session_expired" else ErrorKind.SERVER
-        error = ErrorInfo(ending.code, kind, f"The session ended: {reason}.")
-    return Farewell(ending.close, reason, error)
 
 
 class Translation:

@@ -1,0 +1,193 @@
+"""The requests of the native surface: `/v1/sessions` and what lies below it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.access import Access
+from gateway.clients import raised
+from gateway.hosting import SessionHost, SessionSummary
+from gateway.metrics import GatewayMetrics
+from gateway.surfaces.native.documents import asyncapi, json_schema
+from gateway.surfaces.native.outputs import limits_out
+from gateway.surfaces.native.verbs import as_written, verbs
+from protocol.errors import AntiphonError, InvalidRequest, NotFound
+from protocol.native import (
+    CommandResult,
+    OpenBody,
+    SessionBody,
+    SessionList,
+    SessionStatus,
+    SignalBody,
+    UpdateBody,
+    read_body,
+)
+from sessions.lifecycle import State
+
+DELETED = 1024
+"""Sessions whose deletion is remembered, so that a repeated one succeeds as well."""
+
+
+class NativeSessions:
+    """Open, list, look at, update, signal and close sessions, each tenant its own."""
+
+    def __init__(self, host: SessionHost, access: Access, metrics: GatewayMetrics) -> None:
+        self._host = host
+        self._access = access
+        self._metrics = metrics
+        self._deleted: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        """The routes, to be mounted at the root."""
+        one = "/v1/sessions/{session}"
+        return [
+            Route("/v1/sessions", self.open, methods=["POST"]),
+            Route("/v1/sessions", self.list, methods=["GET"]),
+            Route("/v1/sessions/schema", self.schema, methods=["GET"]),
+            Route("/v1/sessions/asyncapi.json", self.asyncapi, methods=["GET"]),
+            Route(one, self.get, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/update", self.update, methods=["POST"]),
+            Route(f"{one}/signal", self.signal, methods=["POST"]),
+        ]
+
+    async def open(self, request: Request) -> Response:
+        """`POST /v1/sessions`: a session that waits for its client for `grace_s`."""
+        try:
+            tenant = self._access.tenant(request.scope)
+            session, secret = await self._open(await _body(request, OpenBody), tenant)
+        except AntiphonError as error:
+            self._metrics.open_refused(error.code)
+            raise
+        answer = _json(self._describe(session, tenant, secret), 201)
+        answer.headers["location"] = f"/v1/sessions/{session}"
+        return answer
+
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/sessions`."""
+        tenant = self._access.tenant(request.scope)
+        return _json(
+            SessionList(
+                [
+                    SessionStatus(**_status(summary))
+                    for summary in self._host.sessions()
+                    if summary.tenant == tenant and summary.state != State.OPENING
+                ]
+            )
+        )
+
+    async def get(self, request: Request) -> Response:
+        """`GET /v1/sessions/{id}`."""
+        tenant = self._access.tenant(request.scope)
+        return _json(self._describe(request.path_params["session"], tenant))
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/sessions/{id}`: close it; once more does no harm."""
+        tenant = self._access.tenant(request.scope)
+        session = request.path_params["session"]
+        try:
+            self._host.close_session(session, tenant)
+        except NotFound:
+            if (tenant, session) not in self._deleted:
+                raise
+        self._deleted[tenant, session] = None
+        if len(self._deleted) > DELETED:
+            self._deleted.popitem(last=False)
+        return Response(status_code=204)
+
+    async def update(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/update`."""
+        tenant = self._access.tenant(request.scope)
+        body = await _body(request, UpdateBody)
+        return await self._command(request, tenant, body.input, body.id)
+
+    async def signal(self, request: Request) -> Response:
+        """`POST /v1/sessions/{id}/signal`."""
+        tenant = self._access.tenant(request.scope)
+        body = await _body(request, SignalBody)
+        return await self._command(request, tenant, body.signal, body.id)
+
+    async def schema(self, request: Request) -> Response:
+        """`GET /v1/sessions/schema`: every frame and body as JSON Schema."""
+        return _json(json_schema())
+
+    async def asyncapi(self, request: Request) -> Response:
+        """`GET /v1/sessions/asyncapi.json`: the stream as an AsyncAPI document."""
+        return _json(asyncapi())
+
+    async def _open(self, body: OpenBody, tenant: str) -> tuple[str, str]:
+        secret = f"secret_{secrets.token_urlsafe(24)}"
+        try:
+            attachment = await self._host.open(
+                pipeline=self._host.resolve(body.model),
+                tenant=tenant,
+                settings_patch=body.settings,
+                limits={
+                    name: seconds
+                    for name, seconds in msgspec.structs.asdict(body.limits).items()
+                    if seconds is not None
+                },
+                secret=secret,
+            )
+        except InvalidRequest as error:
+            written = as_written(error.info()).field
+            if written is not None:
+                error.field = written.removeprefix("input.")
+            raise
+        return attachment.session, secret
+
+    async def _command(
+        self, request: Request, tenant: str, said: Any, command: str | None
+    ) -> Response:
+        session = request.path_params["session"]
+        kind = self._host.summary(session, tenant).kind
+        command = command or f"cmd_{secrets.token_hex(12)}"
+        (verb,) = verbs(kind, said, command, None)
+        answer = await self._host.command(session, tenant, verb, command)
+        if answer.error is not None:
+            raise raised(as_written(answer.error))
+        return _json(CommandResult(command, answer.result))
+
+    def _describe(self, session: str, tenant: str, secret: str | None = None) -> SessionBody:
+        known = self._host.describe(session, tenant)
+        return SessionBody(
+            **_status(known.summary),
+            settings=known.settings,
+            limits=limits_out(known.limits),
+            expires_at_s=known.expires_at_s,
+            secret=secret,
+        )
+
+
+async def _body(request: Request, kind: type[Any]) -> Any:
+    return read_body(await request.body(), kind)
+
+
+def _status(summary: SessionSummary) -> dict[str, Any]:
+    return {
+        "id": summary.id,
+        "kind": summary.kind,
+        "model": summary.pipeline,
+        "state": summary.state,
+        "turns": summary.turns,
+        "age_s": summary.age_s,
+        "idle_s": summary.idle_s,
+        "facts": summary.facts,
+    }
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    # What is said here belongs to who asked, and a secret is in one of the answers.
+    return Response(
+        msgspec.json.encode(body),
+        status,
+        {"cache-control": "no-store"},
+        media_type="application/json",
+    )

@@ -1,0 +1,296 @@
+"""The WebSocket of the native surface: `WS /v1/sessions/{id}/stream`.
+
+A thin shell: frames become verbs of a session, and its outputs go back through a bounded
+egress queue. The first frame says what the connection is to be. Who hangs up is detached,
+and its session waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import structlog
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.access import Access
+from gateway.egress import EgressOverflow
+from gateway.hosting import Attachment, SessionHost, SessionSummary
+from gateway.metrics import GatewayMetrics
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.native.cursors import Cursors
+from gateway.surfaces.native.outputs import OutputWriter
+from gateway.surfaces.native.verbs import verbs
+from gateway.surfaces.outlet import Outlet
+from gateway.surfaces.realtime.outputs import error_body, http_status
+from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
+from protocol.native import (
+    WIRES,
+    Attach,
+    ClientFrame,
+    Close,
+    Failed,
+    Have,
+    Signal,
+    Unreadable,
+    Update,
+    Wire,
+)
+from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded
+
+ATTACH_S = 10.0
+"""How long a connection may take to say what it is to be."""
+
+log = structlog.get_logger(__name__)
+
+
+class NativeStream:
+    """The ASGI application of the stream. Host and Origin are checked before it."""
+
+    def __init__(self, host: SessionHost, access: Access, metrics: GatewayMetrics) -> None:
+        self._host = host
+        self._access = access
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until it ends."""
+        message = await receive()
+        if message["type"] != "websocket.connect":
+            return
+        offered = [wire for wire in WIRES if wire.subprotocol in scope["subprotocols"]]
+        wire = offered[0] if offered else WIRES[0]
+        subprotocol = wire.subprotocol if offered else None
+        accept: Message = {"type": "websocket.accept", "subprotocol": subprotocol, "headers": []}
+        refusal: AntiphonError | None = None
+        try:
+            tenant = self._access.tenant(scope, scope["subprotocols"])
+            summary = self._host.summary(scope["path_params"]["session"], tenant)
+        except AntiphonError as error:
+            self._metrics.open_refused(error.code)
+            log.info("stream refused", surface="native", code=error.code)
+            if subprotocol is None and "websocket.http.response" in scope.get("extensions", {}):
+                body = error_body(error.info())
+                await JSONResponse(body, http_status(error))(scope, receive, send)
+                return
+            refusal = error
+        try:
+            await send(accept)
+        except OSError:
+            return  # The client hung up during the upgrade.
+        if refusal is not None:
+            outlet = Outlet(send, self._metrics.frames("native"), lambda blocked: None)
+            await _refuse(outlet, wire, refusal, self._metrics)
+            return
+        await _Connection(self._host, self._metrics, wire, summary, receive, send).run()
+
+
+class _Connection:
+    """One connection, from the upgrade to the close."""
+
+    def __init__(
+        self,
+        host: SessionHost,
+        metrics: GatewayMetrics,
+        wire: Wire,
+        summary: SessionSummary,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._host = host
+        self._metrics = metrics
+        self._wire = wire
+        self._session = summary.id
+        self._tenant = summary.tenant
+        self._kind = summary.kind
+        self._receive = receive
+        self._frames = metrics.frames("native")
+        self._outlet = Outlet(send, self._frames, self._on_blocked)
+        self._egress = self._outlet.egress
+        self._cursors = Cursors(summary.id)
+        self._writer = OutputWriter(wire, self._cursors)
+        self._attachment: Attachment | None = None
+        self._observes = False
+        self._came_with: int | None = None
+        self._kept_through = 0
+        """What the session had put out when this client came: it is told again, if at all."""
+        self._over = False
+
+    def on_output(self, sequence: int, output: Any) -> None:
+        """Queue what the session puts out."""
+        if isinstance(output, Attached):
+            self._kept_through = output.sequence
+            self._egress.put(self._writer.attached(output, self._came_with))
+            return
+        if isinstance(output, SessionEnded):
+            ending = farewell(output.reason, output.error)
+            output = SessionEnded(output.reason, ending.error)
+        frame = self._writer.write(sequence, output)
+        self._egress.put(frame, told_again=sequence <= self._kept_through)
+        match output:
+            case Refused(error=error) | Answered(error=ErrorInfo() as error):
+                self._metrics.error_told(error.code)
+            case LetGo(reason=reason):
+                self._over = True
+                self._outlet.finish(*LET_GO.get(reason, (CLOSE_POLICY, reason)))
+            case SessionEnded():
+                self._over = True
+                if ending.error is not None:
+                    self._metrics.error_told(ending.error.code)
+                self._outlet.finish(ending.code, ending.reason)
+
+    async def run(self) -> None:
+        """Attach, then carry frames both ways until either side ends it."""
+        self._metrics.watch_egress(self._egress)
+        try:
+            attachment = await self._attach()
+            if attachment is not None:
+                await self._carry(attachment)
+        except OSError:
+            pass  # The client is gone.
+        finally:
+            self._metrics.forget_egress(self._egress)
+            if self._attachment is not None:
+                self._attachment.detach()
+
+    async def _attach(self) -> Attachment | None:
+        """Let the client in as its first frame says; None: it is not, and has been told."""
+        try:
+            attach = await self._first_frame()
+            if attach is None:
+                return None
+            role = Role(attach.role)
+            self._observes = role is Role.OBSERVER
+            if attach.cursor is not None:
+                self._came_with = self._cursors.read(attach.cursor)
+            self._attachment, _ = await self._host.attach(
+                self._session,
+                tenant=self._tenant,
+                role=role,
+                secret=attach.secret,
+                cursor=self._came_with,
+                on_output=self.on_output,
+            )
+        except AntiphonError as error:
+            await _refuse(self._outlet, self._wire, error, self._metrics)
+            return None
+        if self._egress.blocked:
+            self._attachment.set_blocked(True)
+        return self._attachment
+
+    async def _first_frame(self) -> Attach | None:
+        """The `attach` of the client; None when it has hung up. Raises InvalidRequest."""
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise InvalidRequest(
+                f"no 'attach' came within {ATTACH_S:g} s", code="attach_required"
+            ) from None
+        if message["type"] == "websocket.disconnect":
+            return None
+        attach = self._read_frame(message)
+        if not isinstance(attach, Attach):
+            raise InvalidRequest(
+                "the first frame is 'attach'", field="type", code="attach_required"
+            )
+        _check(attach)
+        return attach
+
+    async def _carry(self, attachment: Attachment) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._outlet.run())
+                await self._read(attachment)
+                writer.cancel()
+        except* EgressOverflow:
+            log.info("client does not read", session=self._session, observer=self._observes)
+            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
+        except* OSError:
+            pass  # The client is gone; its session waits for it.
+        except* Exception:
+            log.exception("connection failed", session=self._session)
+            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
+
+    async def _read(self, attachment: Attachment) -> None:
+        while True:
+            await self._egress.room()
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            if self._over:
+                continue  # It spoke before it read that its session goes on without it.
+            frame: ClientFrame | None = None
+            try:
+                frame = self._read_frame(message)
+                await self._carry_out(frame, attachment)
+            except AntiphonError as error:
+                self._answer(error, frame)
+
+    def _read_frame(self, message: Any) -> ClientFrame:
+        self._frames.received += 1
+        text = message.get("text")
+        return self._wire.read(message["bytes"] if text is None else text)
+
+    async def _carry_out(self, frame: ClientFrame, attachment: Attachment) -> None:
+        """Raises InvalidRequest, and then nothing of it was carried out."""
+        match frame:
+            case Have():
+                attachment.has(self._cursors.read(frame.cursor))
+            case Attach():
+                raise InvalidRequest("this connection is attached already", field="type")
+            case _ if self._observes:
+                raise InvalidRequest("an observer only looks on", code="not_controller")
+            case Close():
+                attachment.close("client")
+            case Update(input=said) | Signal(signal=said):
+                for verb in verbs(self._kind, said, frame.id, frame.ref):
+                    await attachment.room()
+                    if not self._over:
+                        attachment.send(verb, frame.id)
+
+    def _answer(self, error: AntiphonError, frame: ClientFrame | None) -> None:
+        """Tell this client alone that its frame never reached the session."""
+        command, ref = None, None
+        if isinstance(frame, Update | Signal):
+            command, ref = frame.id, frame.ref
+        elif isinstance(error, Unreadable):
+            command, ref = error.id, error.ref
+        self._metrics.error_told(error.code)
+        if command is None:
+            self._egress.put(self._writer.alone(Refused(error.info(), ref)))
+        else:
+            self._egress.put(self._writer.alone(Answered(command, error.info())))
+
+    def _on_blocked(self, blocked: bool) -> None:
+        if self._attachment is not None:
+            self._attachment.set_blocked(blocked)
+
+
+def _check(attach: Attach) -> None:
+    """Raise InvalidRequest for an `attach` that says too much or too little."""
+    if attach.role == "observer":
+        for name in ("secret", "takeover"):
+            if getattr(attach, name):
+                raise InvalidRequest("an observer needs none", field=name)
+    elif attach.secret is None and not attach.takeover:
+        raise InvalidRequest(
+            "control needs the session's secret, or 'takeover': true",
+            field="secret",
+            code="secret_required",
+        )
+    elif attach.secret is not None and attach.takeover:
+        raise InvalidRequest("who has the secret takes nothing over", field="takeover")
+
+
+async def _refuse(
+    outlet: Outlet, wire: Wire, error: AntiphonError, metrics: GatewayMetrics
+) -> None:
+    """An `error` frame and the close code of its kind."""
+    metrics.error_told(error.code)
+    outlet.egress.put(wire.write(Failed(error.info())))
+    outlet.finish(CLOSE_CODES[error.kind], error.code)
+    # The client may hang up first.
+    with contextlib.suppress(OSError):
+        await outlet.run()

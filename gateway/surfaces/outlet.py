@@ -1,0 +1,58 @@
+"""The sending half of a client's WebSocket: what waits for it, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Message, Send
+
+from gateway.egress import Egress
+from gateway.metrics import FrameCounts
+
+_GOODBYE_S = 1.0
+
+
+class Outlet:
+    """Frames to one client through a bounded queue, and a close code behind them."""
+
+    def __init__(self, send: Send, frames: FrameCounts, on_blocked: Callable[[bool], None]) -> None:
+        self.egress = Egress(on_blocked)
+        self._send = send
+        self._frames = frames
+        self._close = (1000, "client")
+
+    def finish(self, code: int, reason: str) -> None:
+        """Close with `code` once all that waits has been sent; nothing is queued any more."""
+        self._close = code, reason
+        self.egress.finish()
+
+    async def run(self) -> None:
+        """Send until `finish`. Raises EgressOverflow, and OSError when the client is gone."""
+        await self.egress.drain(self._send_frame)
+        await self._close_with(*self._close)
+
+    async def goodbye(self, code: int, reason: str) -> None:
+        """Close with a reason, if the client takes it within a moment."""
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self._close_with(code, reason)
+        except OSError:
+            pass  # It does not read, or has hung up: the server drops the connection.
+
+    async def _close_with(self, code: int, reason: str) -> None:
+        await self._tell({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _send_frame(self, frame: str | bytes) -> None:
+        if isinstance(frame, str):
+            await self._tell({"type": "websocket.send", "text": frame})
+        else:
+            await self._tell({"type": "websocket.send", "bytes": frame})
+        self._frames.sent += 1
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except RuntimeError:
+            # The server has closed by itself: a frame was too long, or no pong came.
+            raise ConnectionAbortedError from None

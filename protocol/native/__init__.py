@@ -1,0 +1,81 @@
+"""The wire of Antiphon's own surface: the four verbs over HTTP and WebSocket.
+
+No I/O and no session logic: what a message means is the surface's matter.
+"""
+
+from protocol.native.duplex import (
+    AudioInput,
+    Cancel,
+    Clear,
+    Commit,
+    Delete,
+    ItemInput,
+    NewItem,
+    NewPart,
+    Respond,
+    Retrieve,
+    SettingsInput,
+    Truncate,
+)
+from protocol.native.frames import (
+    Attach,
+    ChosenLimits,
+    ClientFrame,
+    Close,
+    CommandResult,
+    Failed,
+    Have,
+    OpenBody,
+    SessionBody,
+    SessionLimits,
+    SessionList,
+    SessionStatus,
+    Signal,
+    SignalBody,
+    Update,
+    UpdateBody,
+)
+from protocol.native.payloads import NewPayload
+from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
+from protocol.native.wires import MAX_FRAME_BYTES, WIRES, Unreadable, Wire, read_body
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "WIRES",
+    "Attach",
+    "AudioInput",
+    "Cancel",
+    "ChosenLimits",
+    "Clear",
+    "ClientFrame",
+    "Close",
+    "CommandResult",
+    "Commit",
+    "Delete",
+    "Failed",
+    "Have",
+    "Interrupt",
+    "ItemInput",
+    "NewItem",
+    "NewPart",
+    "NewPayload",
+    "OpenBody",
+    "RequestInput",
+    "Reset",
+    "Respond",
+    "Retrieve",
+    "SessionBody",
+    "SessionLimits",
+    "SessionList",
+    "SessionStatus",
+    "SettingsInput",
+    "Signal",
+    "SignalBody",
+    "StepInput",
+    "Truncate",
+    "Unreadable",
+    "Update",
+    "UpdateBody",
+    "Wire",
+    "read_body",
+]

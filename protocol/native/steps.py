@@ -1,0 +1,45 @@
+"""What a client may say to a step loop (world, robot) and to a session of one turn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from protocol.native.fields import Id, Index
+from protocol.native.payloads import Inputs
+
+
+class _Said(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class StepInput(_Said, frozen=True, tag="step"):
+    """Move the state from `step` - 1 to `step`; steps count from 1.
+
+    A step that is in flight, or was committed and is remembered, is not carried out again:
+    `step_done` has its one answer.
+    """
+
+    step: Index
+    inputs: Inputs
+    parameters: dict[str, Any] = {}
+
+
+class RequestInput(_Said, frozen=True, tag="request"):
+    """Run the one turn of the session. `parameters` are by stage; without `ports` every output
+    is made."""
+
+    inputs: Inputs
+    parameters: dict[str, Any] = {}
+    ports: Annotated[list[Id], msgspec.Meta(max_length=64)] | None = None
+
+
+class Interrupt(_Said, frozen=True, tag="interrupt"):
+    """Cancel the step in flight. Its answer says whether it was committed before."""
+
+
+class Reset(_Said, frozen=True, tag="reset"):
+    """Begin anew: a step loop at step 0 with what `parameters` say, a conversation empty."""
+
+    parameters: dict[str, Any] = {}

@@ -1,0 +1,197 @@
+"""The two encodings of the native surface, and what is said of a message that is unreadable."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, TypeVar, get_args
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from protocol.native.frames import ClientFrame, Input, Signals
+from protocol.validation import fault
+
+MAX_FRAME_BYTES = 15 * 1024 * 1024
+"""A longer frame is refused unread; the connection stays open."""
+MAX_DEPTH = 32
+"""How deep settings and parameters may be nested."""
+
+_INTEGERS = range(-(2**63), 2**64)
+
+Body = TypeVar("Body")
+
+
+class Unreadable(InvalidRequest):
+    """A message that is none of the protocol's; nothing of it was carried out.
+
+    `id` and `ref` are the client's names for it, where they could be read.
+    """
+
+    id: str | None = None
+    ref: str | None = None
+
+
+class Wire(Protocol):
+    """An encoding of the stream, by WebSocket sub-protocol."""
+
+    subprotocol: str
+
+    def read(self, frame: str | bytes) -> ClientFrame:
+        """The frame that a client sent. Raises Unreadable."""
+
+    def write(self, frame: Any) -> str | bytes:
+        """A frame to be sent: text or binary, as this wire has them."""
+
+
+class JsonWire:
+    """Text frames of JSON, bytes as base64. JSON in a binary frame is read as well."""
+
+    subprotocol = "antiphon.json"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(ClientFrame)
+        self._encoder = msgspec.json.Encoder()
+
+    def read(self, frame: str | bytes) -> ClientFrame:
+        """The frame that a client sent. Raises Unreadable."""
+        _check_length(frame)
+        try:
+            return _checked(self._decoder.decode(frame))
+        except msgspec.ValidationError as error:
+            raise _explained(error, _loosely(msgspec.json.decode, frame)) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise Unreadable("The frame is not valid JSON.", code="invalid_json") from None
+
+    def write(self, frame: Any) -> str:
+        """A text frame."""
+        return self._encoder.encode(frame).decode()
+
+
+class MsgpackWire:
+    """Binary frames of MessagePack, bytes as bin."""
+
+    subprotocol = "antiphon.msgpack"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(ClientFrame)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def read(self, frame: str | bytes) -> ClientFrame:
+        """The frame that a client sent. Raises Unreadable."""
+        _check_length(frame)
+        try:
+            if isinstance(frame, str):
+                raise Unreadable("MessagePack comes in binary frames.", code="invalid_msgpack")
+            return _checked(self._decoder.decode(frame))
+        except msgspec.ValidationError as error:
+            raise _explained(error, _loosely(msgspec.msgpack.decode, frame)) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
+            raise Unreadable("The frame is not MessagePack.", code="invalid_msgpack") from None
+
+    def write(self, frame: Any) -> bytes:
+        """A binary frame."""
+        return self._encoder.encode(frame)
+
+
+WIRES: tuple[Wire, ...] = (JsonWire(), MsgpackWire())
+
+
+def read_body(body: bytes, kind: type[Body]) -> Body:
+    """The JSON body of a request. Raises Unreadable."""
+    try:
+        read = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explained(error, None) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise Unreadable("The body is not valid JSON.", code="invalid_json") from None
+    _check_plain(read)
+    return read
+
+
+def _check_length(frame: str | bytes) -> None:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise Unreadable(
+            f"The frame is longer than {MAX_FRAME_BYTES} bytes.", code="event_too_large"
+        )
+
+
+def _checked(frame: ClientFrame) -> ClientFrame:
+    try:
+        _check_plain(frame)
+        if getattr(frame, "id", None) is not None and getattr(frame, "ref", None) is not None:
+            raise Unreadable("a frame with an 'id' is answered: leave 'ref' out", field="ref")
+    except Unreadable as error:
+        error.id, error.ref = getattr(frame, "id", None), getattr(frame, "ref", None)
+        raise
+    return frame
+
+
+def _check_plain(message: Any, path: str = "") -> None:
+    """Raise Unreadable unless all that is free in form is what JSON and MessagePack both have."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        place = f"{path}.{name}" if path else name
+        if isinstance(value, dict):
+            _check_value(value, place, 0)
+        elif isinstance(value, msgspec.Struct):
+            _check_plain(value, place)
+
+
+def _check_value(value: Any, path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Unreadable(f"nested deeper than {MAX_DEPTH}", field=path[:256])
+    match value:
+        case None | bool() | str():
+            pass
+        case int():
+            if value not in _INTEGERS:
+                raise Unreadable("an integer has at most 64 bits", field=path)
+        case float():
+            if not math.isfinite(value):
+                raise Unreadable("a number is finite", field=path)
+        case list():
+            for index, entry in enumerate(value):
+                _check_value(entry, f"{path}[{index}]", depth + 1)
+        case dict():
+            for key, entry in value.items():
+                if not isinstance(key, str):
+                    raise Unreadable("the keys of a map are strings", field=path)
+                _check_value(entry, f"{path}.{key}", depth + 1)
+        case _:
+            raise Unreadable("of a type that JSON does not have", code="invalid_type", field=path)
+
+
+def _loosely(decode: Any, frame: str | bytes) -> Any:
+    """The frame once more, without a type, to say what is wrong and echo its names."""
+    try:
+        return decode(frame)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
+        return None
+
+
+def _explained(error: msgspec.ValidationError, raw: Any) -> Unreadable:
+    found = fault(error)
+    reason = found.reason
+    if (kinds := _KINDS.get(found.path)) is not None:
+        reason += f"; known are {', '.join(kinds)}"
+    place = f"'{found.path}': " if found.path else ""
+    unreadable = Unreadable(f"{place}{reason}.", code=found.code, field=found.path or None)
+    if isinstance(raw, dict):
+        unreadable.id, unreadable.ref = _named(raw, "id", 128), _named(raw, "ref", 512)
+    return unreadable
+
+
+def _named(raw: dict[Any, Any], name: str, most: int) -> str | None:
+    value = raw.get(name)
+    return value if isinstance(value, str) and len(value) <= most else None
+
+
+def _tags(union: Any) -> tuple[str, ...]:
+    return tuple(str(kind.__struct_config__.tag) for kind in get_args(union))
+
+
+_KINDS = {
+    "type": _tags(ClientFrame),
+    "input.type": _tags(Input),
+    "signal.type": _tags(Signals),
+}

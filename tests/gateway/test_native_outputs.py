@@ -1,0 +1,265 @@
+"""Every output of a session as a frame, and the documents that describe them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Union, get_args
+
+import msgspec
+import pytest
+
+from gateway.surfaces.native.cursors import Cursors
+from gateway.surfaces.native.documents import CLIENT_FRAMES, SERVER_FRAMES, asyncapi, json_schema
+from gateway.surfaces.native.outputs import FRAMES, OutputWriter
+from gateway.surfaces.native.verbs import VERBS
+from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest
+from protocol.native import WIRES, Wire
+from protocol.native.frames import Input, Signals
+from protocol.payloads import Payload, PayloadType
+from sessions import client
+from sessions.duplex import events as duplex
+from sessions.duplex.settings import DuplexSettings
+from sessions.oneshot import events as oneshot
+from sessions.pipeline import Kind, Limits
+from sessions.steps import events as steps
+from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
+
+ERROR = ErrorInfo("item_not_found", ErrorKind.CLIENT, "None.", "item_id")
+SETTINGS = DuplexSettings(instructions="Be brief.")
+ITEM = duplex.Item(
+    "i", duplex.Role.USER, duplex.ItemStatus.COMPLETED, [duplex.Part(duplex.PartKind.INPUT_AUDIO)]
+)
+FRAME = Payload(PayloadType.FRAMES, b"\x01\x02", "|u1", (2,), {"seed": 3})
+SNAPSHOT = duplex.DuplexSnapshot([ITEM], [], None, 120)
+
+OTHERS: list[Any] = [
+    client.SessionCreated("s", "voice", SETTINGS, 1_900_000_000, Limits(idle_ms=1_500)),
+    client.SettingsUpdated("s", "voice", SETTINGS, 1_900_000_000),
+    client.Refused(ERROR, "mine"),
+    client.Answered("c1", ERROR, {"committed_step": 3}),
+    client.Restoring("think"),
+    client.Restored("think"),
+    client.SessionEnded("client"),
+    client.Attached("s", "voice", SETTINGS, 1, Limits(), 7, SNAPSHOT, lost=(2, 4), secret="x"),
+    client.LetGo("replaced"),
+    duplex.InputCleared(),
+    duplex.InputTranscriptionFailed("i", 0, ERROR),
+    duplex.ItemRetrieved(ITEM),
+    duplex.ItemDeleted("i"),
+    duplex.ConversationReset(["i"]),
+    steps.StepDone(3, 3, {"frames": [FRAME]}, {"world": {"done": 1.5}}),
+    steps.StepFailed(3, 2, ErrorInfo("step_out_of_order", ErrorKind.CLIENT, "No.", "step"), "r"),
+    steps.StateLost(2, None),
+    steps.WasReset(0),
+    oneshot.Piece("text", FRAME),
+    oneshot.RequestDone({"think": {"tokens": 3}}, {"think": {"done": 1.5}}),
+    oneshot.RequestFailed(ERROR),
+    duplex.ItemTruncated("i", 0, 120),
+]
+EXAMPLES = [*OTHERS, *voice_turn(), *text_turn(), *cancelled_turn()]
+
+ServerFrame = Union[SERVER_FRAMES]  # type: ignore[valid-type]  # noqa: UP007
+
+
+def writer(wire: Wire) -> OutputWriter:
+    return OutputWriter(wire, Cursors("s"))
+
+
+def frame_of(output: Any, wire: Wire = WIRES[0]) -> dict[str, Any]:
+    written = writer(wire).write(9, output)
+    decoded: dict[str, Any] = (
+        msgspec.msgpack.decode(written)
+        if isinstance(written, bytes)
+        else msgspec.json.decode(written)
+    )
+    return decoded
+
+
+def test_every_output_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(FRAMES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_every_output_is_the_frame_that_its_type_says(example: Any) -> None:
+    expected = re.sub(r"(?<!^)(?=[A-Z])", "_", type(example).__name__).lower()
+    for wire in WIRES:
+        written = writer(wire).write(9, example)
+        assert isinstance(written, bytes) is (wire is WIRES[1])
+        module = msgspec.msgpack if wire is WIRES[1] else msgspec.json
+        read = module.decode(written, type=ServerFrame)
+        frame = frame_of(example, wire)
+        assert type(read) is FRAMES[type(example)]
+        assert frame["type"] == {"answered": "answer"}.get(expected, expected)
+        assert (frame["sequence"], frame["cursor"]) == (9, Cursors("s").write(9))
+
+
+def test_audio_is_bytes_in_msgpack_whatever_memory_it_lies_in() -> None:
+    pcm = b"\x01\x02" * 480
+    for held in (pcm, memoryview(pcm)):
+        delta = duplex.AudioDelta("r", "i", 0, 0, held)  # type: ignore[arg-type]
+        assert frame_of(delta, WIRES[1])["pcm"] == pcm
+        assert base64.b64decode(frame_of(delta)["pcm"]) == pcm
+
+
+def test_limits_are_told_in_seconds_and_fields_as_they_were_written() -> None:
+    assert frame_of(OTHERS[0])["limits"]["idle_s"] == 1.5
+    answer = frame_of(client.Answered("c1", ERROR, {"committed_step": 3}))
+    assert (answer["id"], answer["result"]) == ("c1", {"committed_step": 3})
+    assert answer["error"]["field"] == "signal.item_id"
+    for field, written in (
+        ("audio.output.voice", "input.settings.audio.output.voice"),
+        ("response.audio.output.voice", "signal.voice"),
+        ("response.input[0].content", "signal.input[0].content"),
+        ("item.content", "input.item.parts"),
+        ("step", "input.step"),
+        ("inputs", "input.inputs"),
+        ("items", "items"),
+    ):
+        error = msgspec.structs.replace(ERROR, field=field)
+        assert frame_of(client.Refused(error, None))["error"]["field"] == written
+
+
+def test_the_cursor_of_the_welcome_is_where_the_client_goes_on() -> None:
+    cursors = Cursors("s")
+    attached = client.Attached("s", "voice", SETTINGS, 1, Limits(), 7, SNAPSHOT)
+    gapped = client.Attached("s", "voice", SETTINGS, 1, Limits(), 7, SNAPSHOT, lost=(3, 5))
+    for welcome, came_with, goes_on in ((attached, None, 7), (attached, 2, 2), (gapped, 2, 5)):
+        frames = writer(WIRES[0])
+        frame = msgspec.json.decode(frames.attached(welcome, came_with))
+        assert (frame["sequence"], cursors.read(frame["cursor"])) == (7, goes_on)
+        # What is said to this client alone moves nothing.
+        alone = msgspec.json.decode(frames.alone(client.Refused(ERROR, None)))
+        assert cursors.read(alone["cursor"]) == goes_on
+
+
+def test_a_cursor_is_read_by_its_own_session() -> None:
+    cursors = Cursors("sess_1")
+    assert cursors.read(cursors.write(12)) == 12
+    for cursor in (Cursors("sess_2").write(12), "", "12", cursors.write(1) + "x", "x.1"):
+        with pytest.raises(InvalidRequest):
+            cursors.read(cursor)
+
+
+def test_every_input_and_signal_is_taken_by_some_kind() -> None:
+    taken = {said for kind in Kind for said in VERBS[kind]}
+    assert taken == {*get_args(Input), *get_args(Signals)}
+
+
+# The documents
+
+
+def references(value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            if isinstance(value.get("$ref"), str):
+                yield value["$ref"]
+            for entry in value.values():
+                yield from references(entry)
+        case list():
+            for entry in value:
+                yield from references(entry)
+
+
+def resolved(document: dict[str, Any], reference: str) -> Any:
+    found: Any = document
+    for part in reference.removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize("document", [json_schema(), asyncapi()])
+def test_every_reference_of_a_document_leads_somewhere(document: dict[str, Any]) -> None:
+    found = set(references(document))
+    assert len(found) > 30
+    for reference in found:
+        assert resolved(document, reference) is not None
+
+
+def test_every_frame_of_both_directions_is_in_both_documents() -> None:
+    schema, described = json_schema(), asyncapi()
+    for side, frames, operation in (
+        ("ClientFrame", CLIENT_FRAMES, "hear"),
+        ("ServerFrame", SERVER_FRAMES, "tell"),
+    ):
+        tags = {str(frame.__struct_config__.tag) for frame in frames}
+        mapping = schema["$defs"][side]["discriminator"]["mapping"]
+        assert set(mapping) == tags
+        for tag, reference in mapping.items():
+            assert resolved(schema, reference)["properties"]["type"]["enum"] == [tag]
+        messages = described["operations"][operation]["messages"]
+        assert {message["$ref"].rpartition("/")[2] for message in messages} == tags
+        for message in messages:
+            entry = resolved(described, resolved(described, message["$ref"])["$ref"])
+            assert entry["summary"]
+            properties = resolved(described, entry["payload"]["$ref"])["properties"]
+            assert properties["type"]["enum"] == [entry["name"]]
+    assert described["asyncapi"] == "3.0.0"
+    assert described["operations"]["hear"]["action"] == "receive"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+def test_real_frames_are_what_the_schema_says(example: Any) -> None:
+    schema = json_schema()
+    definition = resolved(
+        schema,
+        schema["$defs"]["ServerFrame"]["discriminator"]["mapping"][frame_of(example)["type"]],
+    )
+    check(frame_of(example), definition, schema)
+
+
+def test_the_page_about_it_names_everything() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "native.md").read_text()
+    named = [*CLIENT_FRAMES, *SERVER_FRAMES, *get_args(Input), *get_args(Signals)]
+    tags = {str(struct.__struct_config__.tag) for struct in named}
+    assert {tag for tag in tags if f"`{tag}`" not in page} == set()
+
+
+def check(value: Any, schema: dict[str, Any], whole: dict[str, Any]) -> None:
+    """As much of JSON Schema as these documents use."""
+    if "$ref" in schema:
+        return check(value, resolved(whole, schema["$ref"]), whole)
+    if "anyOf" in schema:
+        faults = []
+        for option in schema["anyOf"]:
+            try:
+                return check(value, option, whole)
+            except AssertionError as fault:
+                faults.append(str(fault))
+        raise AssertionError(faults)
+    if "enum" in schema:
+        assert value in schema["enum"], (value, schema)
+    types: dict[str, Any] = {
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+        "null": type(None),
+        "array": list,
+        "object": dict,
+    }
+    if "type" in schema:
+        assert isinstance(value, types[schema["type"]]), (value, schema)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(schema.get("required", ())) <= set(value), (value, schema)
+        assert set(value) <= set(schema["properties"]), (value, schema)
+        for name, entry in value.items():
+            check(entry, schema["properties"][name], whole)
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for entry in value:
+            check(entry, schema["items"], whole)
+    return None
+
+
+def test_the_check_of_the_schema_can_fail() -> None:
+    schema = json_schema()
+    frame = frame_of(client.Restoring("think"))
+    definition = schema["$defs"]["RestoringFrame"]
+    check(frame, definition, schema)
+    for broken in (frame | {"stage": 3}, frame | {"more": 1}, {"type": "restoring"}):
+        with pytest.raises(AssertionError):
+            check(broken, definition, schema)
+    assert all(is_dataclass(output) for output in FRAMES)
