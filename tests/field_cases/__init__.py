@@ -1,22 +1,21 @@
 """Faults of sessions that were seen in the field, each by its number.
 
 Every case has a test here whose name begins with its number, or is shown in full by tests
-elsewhere, which SHOWN names; some have both. STEPS are the cases of loops that carry a step
-number, which are shown beside the machine of those.
+elsewhere, which SHOWN names; some have both.
 
 | case | what must be true | shown by |
 | --- | --- | --- |
 | F1 | using and dropping more sessions than there are places goes on for ever | here |
-| F2 | a continuation never starts from empty | STEPS |
+| F2 | a continuation never starts from empty | SHOWN |
 | F3 | what is cancelled gives its place back | here, SHOWN |
 | F4 | two clients never meet in one session | here |
-| F5 | a repeated command gets its first answer | SHOWN, STEPS |
+| F5 | a repeated command gets its first answer | SHOWN |
 | F6 | a resumed session has every setting it had | SHOWN |
 | F7 | a setting is honoured or refused by its name | here, SHOWN |
 | F8 | every state has a bounded way out | here, SHOWN |
 | F9 | past what was kept the gap is stated and the session goes on | here, SHOWN |
 | F10 | an interruption leaves state and replica where they are | here, SHOWN |
-| F11 | a failed turn leaves what was there before it | SHOWN, STEPS |
+| F11 | a failed turn leaves what was there before it | SHOWN |
 | F17 | one exception ends nothing but its turn | here, SHOWN |
 | F18 | a binding never changes silently | here, SHOWN |
 | F19 | nobody queues behind who waits for a worker | here |
@@ -34,9 +33,15 @@ number, which are shown beside the machine of those.
 
 from __future__ import annotations
 
-STEPS = ("F2", "F5", "F11")
-
 SHOWN: dict[str, tuple[str, ...]] = {
+    "F2": (
+        "tests/sessions/steps/test_machine.py"
+        "::test_state_that_is_lost_is_stated_once_and_every_further_step_is_refused",
+        "tests/sessions/steps/test_machine.py"
+        "::test_a_step_does_not_come_to_a_new_worker_of_the_state",
+        "tests/sessions/steps/test_with_workers.py"
+        "::test_no_step_is_lost_doubled_or_done_on_nothing_whatever_happens",
+    ),
     "F3": (
         "tests/gateway/test_cancellation.py::test_open",
         "tests/gateway/test_cancellation.py::test_open_that_makes_room",
@@ -49,6 +54,10 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/sessions/test_attachments.py"
         "::test_a_repeated_command_gets_the_first_answer_and_is_not_carried_out_again",
         "tests/sessions/test_attachments.py::test_a_refused_command_is_answered_so_every_time",
+        "tests/sessions/steps/test_machine.py"
+        "::test_a_repeated_step_gets_the_first_answer_and_is_not_done_again",
+        "tests/gateway/test_native_steps.py"
+        "::test_f5_a_step_whose_answer_was_lost_is_not_done_twice",
     ),
     "F6": ("tests/sessions/test_attachments.py::test_settings_are_intact_after_a_return",),
     "F7": (
@@ -65,7 +74,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "tests/workers/ar/test_llamacpp.py"
         "::test_an_interrupted_reply_leaves_its_beginning_and_the_conversation",
     ),
-    "F11": ("tests/sessions/test_life.py::test_a_failing_engine_fails_its_turn_only",),
+    "F11": (
+        "tests/sessions/test_life.py::test_a_failing_engine_fails_its_turn_only",
+        "tests/sessions/steps/test_machine.py"
+        "::test_a_failed_step_leaves_the_committed_step_and_can_be_tried_again",
+    ),
     "F17": ("tests/workers/test_runtime.py::test_an_engine_exception_fails_that_turn_alone",),
     "F18": (
         "tests/sessions/test_life.py"
