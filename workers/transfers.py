@@ -127,7 +127,10 @@ class Transfers:
 
     async def _attach(self, shm: ShmConnector, path: str) -> None:
         try:
-            self._paths[path] = await shm.attach(path)
+            producer = await shm.attach(path)
+            attached = shm.producers
+            self._paths = {at: name for at, name in self._paths.items() if name in attached}
+            self._paths[path] = producer
         except (AntiphonError, OSError) as error:
             # What has no arena sends everything inside messages.
             _log.warning("arena_not_attached", path=path, reason=str(error))

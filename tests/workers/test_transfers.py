@@ -197,3 +197,18 @@ async def test_an_end_that_waits_behind_unread_output_is_said_when_the_turn_is_v
     bench.transfers.void("s", 1)
     assert bench.reports.get_nowait() == DONE
     assert bench.reports.empty()
+
+
+async def test_producers_that_came_and_went_leave_nothing(bench: Bench, directory: Path) -> None:
+    shm = bench.transfers._shm
+    assert shm is not None
+    gone: asyncio.Queue[str] = asyncio.Queue()
+    shm._on_lost = gone.put_nowait
+    for number in range(3):
+        producer = ShmConnector(str(directory / f"gateway-{number}.arena"), f"gateway-{number}")
+        bench.transfers.read_from(producer.path)
+        await asyncio.gather(*bench.transfers._attaching.values())
+        assert list(bench.transfers._paths.values()) == [f"gateway-{number}"]
+        producer.close()
+        async with asyncio.timeout(10):
+            assert await gone.get() == f"gateway-{number}"
