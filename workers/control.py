@@ -62,7 +62,8 @@ from workers.control_events import (
     TurnCommitted,
     TurnFinished,
 )
-from workers.session_control import SessionControl, SessionState, Totals, payloads_of
+from workers.session_control import SessionControl, SessionState
+from workers.turn_control import Totals, payloads_of
 
 
 class Control:
@@ -185,15 +186,15 @@ class Control:
             case Emitted():
                 # Whose output is the longest ago goes on first when a link has room again.
                 self._sessions[event.session] = self._sessions.pop(event.session)
-                session.output(event, now_ms)
+                session.turns.output(event, now_ms)
             case OutputRefused():
-                session.fail_turn(event.turn, event.error, now_ms)
+                session.turns.fail_turn(event.turn, event.error, now_ms)
             case InputTaken():
-                session.input_taken(event)
+                session.turns.input_taken(event)
             case TurnFinished():
-                session.turn_finished(event, now_ms)
+                session.turns.turn_finished(event, now_ms)
             case TurnCommitted():
-                session.turn_committed(event, now_ms)
+                session.turns.turn_committed(event, now_ms)
             case Noticed():
                 self._report(session.owner, StageEvent(event.session, event.name, event.arguments))
             case InputFailed():
@@ -214,7 +215,7 @@ class Control:
             self._command_unknown(gateway, command, now_ms)
             return
         session.epoch, session.owner = fence.epoch, fence.owner
-        session.link_crowded(fence.owner in self._crowded)
+        session.turns.link_crowded(fence.owner in self._crowded)
         self._remember_fence(fence)
         match command:
             case Open() if not session.knows(command.command):
@@ -231,7 +232,7 @@ class Control:
             case Attach():
                 self._actions.append(AttachArena(command.path))
             case Acknowledge():
-                session.acknowledge(command)
+                session.turns.acknowledge(command)
             case Replay():
                 session.replay(command)
             case Close():
@@ -272,8 +273,8 @@ class Control:
             self._actions_append,
             self._report,
             self._send_output,
-            crowded=fence.owner in self._crowded,
         )
+        session.turns.crowded = fence.owner in self._crowded
         self._sessions[fence.session] = session
         session.command(command, now_ms)
         self._note(session, now_ms)
@@ -322,7 +323,7 @@ class Control:
             self._gone_ms[gateway] = now_ms
         for session in owned:
             # Nobody is there to take what these turns would still make.
-            session.cancel_turns(now_ms)
+            session.turns.cancel_all(now_ms)
             self._note(session, now_ms)
 
     def _link_crowded(self, gateway: str, crowded: bool) -> None:
@@ -334,7 +335,7 @@ class Control:
             self._crowded.discard(gateway)
         for session in self._sessions.values():
             if session.owner == gateway:
-                session.link_crowded(crowded)
+                session.turns.link_crowded(crowded)
 
     def _free_sessions_of(self, gateway: str, now_ms: float) -> None:
         for session in list(self._sessions.values()):
