@@ -241,8 +241,10 @@ class Session:
                 self._machine.report(event.stage, event.report, self._now_ms)
             return
         if (refused := binding.refused_settings(event.report)) is not None:
-            if self.state is State.ACTIVE:
-                self._machine.settings_refused(event.stage, refused, self._now_ms)
+            if self.state is State.ACTIVE and not self._machine.settings_refused(
+                event.stage, refused, self._now_ms
+            ):
+                self._close(CloseReason.ENGINE_LOST, refused)
             return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)
