@@ -332,10 +332,16 @@ class Client:
     def _storm(self) -> None:
         """Much at once: responses begun and cancelled, or more input than anybody hears."""
         self._world.count("storms")
-        if self._world.chance(0.5):
+        kind = self._world.random.randrange(3)
+        if kind == 0:
             for _ in range(8):
                 self.say(said.CreateResponse())
                 self.say(said.CancelResponse())
+        elif kind == 1:
+            for _ in range(12):
+                self._append(SPEECH_FRAME)
+                self.say(said.CommitInput())
+                self.say(said.ClearInput())
         else:
             for _ in range(300):
                 self._append(SILENT_FRAME[:480])

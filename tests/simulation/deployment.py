@@ -127,12 +127,12 @@ class Deployment:
     def to_worker(self, source: GatewayProcess, place: str, data: bytes) -> None:
         """A frame leaves a gateway; whoever runs at the place when it comes gets it."""
 
-        def arrive() -> None:
+        def arrive(data: bytes) -> None:
             worker = self.workers[place]
             if worker is not None:
                 worker.run(lambda: worker.receive(source.incarnation, data))
 
-        self.network.carry(source.place, place, arrive)
+        self.network.carry(source.place, place, data, arrive)
 
     def to_gateway(self, source: WorkerProcess, incarnation: str, data: bytes) -> None:
         """A frame leaves a worker for the gateway of this incarnation."""
@@ -142,10 +142,10 @@ class Deployment:
                 self._lose_gateway(source, incarnation)
             return
 
-        def arrive() -> None:
+        def arrive(data: bytes) -> None:
             gateway.run(lambda: gateway.receive(source.place, data))
 
-        self.network.carry(source.place, gateway.place, arrive)
+        self.network.carry(source.place, gateway.place, data, arrive)
 
     def input_arrives(self, place: str, process: str, gateway: str, update: Update) -> None:
         """Stream input reaches a worker beside the link, unless that has ended meanwhile."""

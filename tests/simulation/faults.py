@@ -47,6 +47,8 @@ class Faults:
             self._steal,
             self._start_afresh,
             self._operator,
+            self._stop_worker,
+            self._drain,
         ]
 
     def begin(self) -> None:
@@ -89,6 +91,37 @@ class Faults:
             self._deployment.kill_worker(worker.place)
             delay_ms = self._world.random.choice([1.0, 300.0, 3_000.0, 9_000.0])
             self._world.after(delay_ms, lambda: self._deployment.start_worker(worker.place))
+
+    def _stop_worker(self) -> None:
+        worker = self._worker()
+        if worker is None:
+            return
+        self._world.count("fault: worker stopped in order")
+        for session in worker.engine.sessions:
+            self._deployment.blame(session, "stopped")
+        worker.run(worker.stop)
+
+        def end() -> None:
+            if worker.alive:
+                self._deployment.kill_worker(worker.place)
+                self._world.after(200.0, lambda: self._deployment.start_worker(worker.place))
+
+        self._world.after(3_000.0, end)
+
+    def _drain(self) -> None:
+        """All sessions of a gateway are closed; it takes new ones afterwards."""
+        if (gateway := self._gateway()) is None:
+            return
+        self._world.count("fault: gateway drained")
+        mine = [c for c in self._clients() if c.gateway is gateway and not c.over]
+        for client in mine:
+            client.close_asked.add(CloseReason.DRAINED)
+
+        def drain() -> None:
+            for client in mine:
+                gateway.handle(client.session, CloseRequested(CloseReason.DRAINED))
+
+        gateway.run(drain)
 
     def _kill_gateway(self) -> None:
         if (gateway := self._gateway()) is not None:
@@ -164,6 +197,8 @@ class Faults:
         session = worker.engine.sessions.get(command.fence.session)
         if isinstance(command, Feed | RaiseFloor) or session is None:
             return False
+        if isinstance(command, Run) and worker.profile.tight:
+            return False  # Its turn may have been forgotten.
         return session.owner == event.gateway and command.fence.epoch == 1
 
     def _session(self) -> tuple[WorkerProcess, Fence] | None:

@@ -15,6 +15,7 @@ class Weather:
 
     drop: float = 0.0
     duplicate: float = 0.0
+    spoil: float = 0.0
     spread_ms: float = 0.0
 
 
@@ -37,8 +38,8 @@ class Network:
         self.weather = Weather()
         self._cut_until_ms.clear()
 
-    def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
-        """Take a frame along; `arrive` is called for each time that it arrives."""
+    def carry(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
+        """Take a frame along; `arrive` is called each time that it arrives, in whatever state."""
         world, weather = self._world, self.weather
         if world.now_ms < self._cut_until_ms.get((source, target), 0.0):
             world.count("fault: frame lost in a cut connection")
@@ -46,12 +47,15 @@ class Network:
         if world.chance(weather.drop):
             world.count("fault: frame lost")
             return
+        if world.chance(weather.spoil):
+            world.count("fault: frame spoilt")
+            data = data[: world.random.randrange(len(data))]
         copies = 1
         if world.chance(weather.duplicate):
             world.count("fault: frame repeated")
             copies = 2
         for _ in range(copies):
-            self._deliver(source, target, arrive)
+            self._deliver(source, target, lambda: arrive(data))
 
     def _deliver(self, source: str, target: str, arrive: Callable[[], None]) -> None:
         world = self._world

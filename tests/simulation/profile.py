@@ -125,6 +125,7 @@ def calm(stages: str = "plain") -> Profile:
 def profile_of(seed: int) -> Profile:
     """The world of a seed."""
     chance = random.Random(f"profile {seed}")
+    gateways = chance.choice([1, 2])
     arena = chance.random() < 0.5
     bad = chance.random() < 0.6
     sick = chance.random() < 0.7
@@ -134,6 +135,7 @@ def profile_of(seed: int) -> Profile:
         weather = Weather(
             drop=chance.choice([0.0, 0.02, 0.1]),
             duplicate=chance.choice([0.0, 0.02, 0.1]),
+            spoil=chance.choice([0.0, 0.01]),
             spread_ms=chance.choice([0.0, 2.0, 30.0, 200.0]),
         )
     engine = EngineFaults()
@@ -176,11 +178,12 @@ def profile_of(seed: int) -> Profile:
             silence_ms=7_000.0,
             refused_ms=3_000.0,
             acknowledge_messages=4,
+            gateways=gateways,
             ordered=window,
         )
     return Profile(
         pipeline=pipeline_of(chance.choice(["plain", "plain", "chain", "whole"]), arena, limits),
-        gateways=chance.choice([1, 2]),
+        gateways=gateways,
         replicas=chance.choice([1, 1, 2]),
         local=chance.random() < 0.6,
         arena=arena,

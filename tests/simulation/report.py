@@ -25,7 +25,9 @@ FAULTS = tuple(
         "frame lost in a cut connection",
         "frame overtaken",
         "frame repeated",
+        "frame spoilt",
         "gateway crashed",
+        "gateway drained",
         "input buffer overflow",
         "input failed",
         "input lost",
@@ -38,6 +40,7 @@ FAULTS = tuple(
         "turn failed",
         "turn given up by its engine",
         "worker crashed",
+        "worker stopped in order",
     )
 )
 CLIENTS = (

@@ -57,6 +57,7 @@ from workers.control_events import (
     SendOutput,
     SendReport,
     Settle,
+    ShuttingDown,
     SignalSession,
     StartTurn,
     Tick,
@@ -88,6 +89,11 @@ class WorkerProcess(Process):
         self._telling = False
         self._settle_due = False
         self.later(deployment.world.random.choice([0.0, 0.0, 50.0, 800.0]), self._loaded)
+
+    def stop(self) -> None:
+        """End in order: whoever has a session here is told, then the process ends."""
+        self.tell(ShuttingDown())
+        self._refresh_status(announce=True)
 
     def blame(self, session: str, cause: str) -> None:
         """What goes wrong with `session` from now on has this cause."""

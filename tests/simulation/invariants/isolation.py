@@ -8,9 +8,9 @@ from tests.simulation.client import Client
 from tests.simulation.watch import Invariant
 
 EXPLAINED_BY: dict[str, frozenset[str]] = {
-    "engine_failed": frozenset({"engine", "stolen"}),
+    "engine_failed": frozenset({"engine", "stolen", "stopped"}),
     "engine_lost": frozenset({"lost"}),
-    "session_state_lost": frozenset({"lost", "stolen"}),
+    "session_state_lost": frozenset({"lost", "stolen", "stopped"}),
     "fenced": frozenset({"stolen"}),
     "capacity_exceeded": frozenset({"full", "tight", "lost"}),
     "invalid_value": frozenset({"open refused", "configure refused"}),
@@ -73,7 +73,9 @@ class I11Isolation(Invariant):
                 blocked_ms = client.blocked_ms
                 explained = blocked_ms is not None and now_ms >= blocked_ms + limits.stall_ms
             case CloseReason.ENGINE_LOST:
-                explained = bool(causes & {"open refused", "configure refused", "lost", "stolen"})
+                explained = bool(
+                    causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
+                )
             case _:
                 explained = False
         self.count("sessions ended for a reason of their own")
