@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.simulation.gateway import GatewayProcess
 
 FRAME_MS = 100
+HELD_MS = 45_000.0
+"""No worker may take longer than this to work off what a client has sent."""
 HIGH_OUTPUTS = 24
 """So many unread outputs block a client that reads slowly."""
 SPEECH_FRAME = SPEECH * (24 * FRAME_MS)
@@ -61,6 +63,8 @@ class Client:
         """Whether nothing more will happen to it."""
         self.refusal: AntiphonError | None = None
         self.close_asked: set[CloseReason] = set()
+        self.interrupted = False
+        """Whether it ever asked for the end of a response."""
         self.verb_ms = 0.0
         """When, by its gateway's clock, it last said something that was not refused."""
         self.opened_ms = 0.0
@@ -70,7 +74,7 @@ class Client:
         self.appended_bytes = 0
         self.rude = deployment.profile.rude
         self.slow = deployment.world.chance(0.15) and self.rude > 0
-        self.waits = deployment.world.chance(0.25)
+        self.waits = deployment.world.chance(0.5)
         """Whether it does nothing while a response is in progress."""
         self.talks = True
         """Whether it does things by itself."""
@@ -80,7 +84,9 @@ class Client:
         self._deployment = deployment
         self._world: World = deployment.world
         self._place = gateway_place
-        self._held = False
+        self.held = False
+        """Whether the session takes no verbs for now."""
+        self._holds = 0
         self._verbs_said = 0
         self._verb_before_ms = 0.0
         self._verbs: deque[said.ClientVerb] = deque()
@@ -148,11 +154,18 @@ class Client:
 
     def hold(self, hold: bool) -> None:
         """The session takes no verbs for now, or takes them again."""
-        self._held = hold
+        self.held = hold
         if hold:
             self._world.count("verbs held back")
+            self._holds += 1
+            number = self._holds
+            self.later(HELD_MS, lambda: self._held_since(number))
         else:
             self.later(0.0, self._flush)
+
+    def _held_since(self, hold: int) -> None:
+        if self.held and self._holds == hold and not self.over and self.view.ended is None:
+            self._world.fail("I11 isolation", f"{self.session} takes no verbs for {HELD_MS} ms")
 
     def released(self, reason: CloseReason) -> None:
         """Nothing is left of the session."""
@@ -193,11 +206,13 @@ class Client:
 
     def _flush(self) -> None:
         # Not from within an output: a surface reads its client in a turn of its own.
-        while self._verbs and not self._held and self.blocked_ms is None and not self.over:
+        while self._verbs and not self.held and self.blocked_ms is None and not self.over:
             verb = self._verbs.popleft()
             assert self.gateway is not None
             self._world.note(self.name, verb)
             self._deployment.watch.said(self, verb)
+            if isinstance(verb, said.CancelResponse | said.TruncateItem):
+                self.interrupted = True
             if not isinstance(verb, said.AppendAudio | said.RetrieveItem):
                 self._verbs_said += 1
                 verb = replace(verb, ref=f"verb_{self._verbs_said}")
@@ -210,7 +225,7 @@ class Client:
 
     def _act(self) -> None:
         """Do one thing of those that clients do."""
-        if self.over or self.view.ended is not None:
+        if self.over or self.view.ended is not None or not self.talks:
             return
         world = self._world
         chance = world.random
@@ -243,7 +258,7 @@ class Client:
                 self.say(said.CommitInput())
             elif roll < 0.92:
                 self.say(said.ClearInput())
-            elif roll < 0.97:
+            elif roll < 0.95:
                 self._truncate(chance)
             elif self.view.items:
                 item_id = chance.choice(self.view.items).id

@@ -33,6 +33,10 @@ class Deployment:
         self.workers: dict[str, WorkerProcess | None] = dict.fromkeys(self.worker_places)
         self.gateways: dict[str, GatewayProcess | None] = dict.fromkeys(self.gateway_places)
         self.causes: defaultdict[str, set[str]] = defaultdict(set)
+        self.runs: dict[int, int] = {}
+        """The last word of each run that an engine has thought to its end."""
+        self.spoken: dict[int, tuple[int, int]] = {}
+        """The last clause, and its last piece, of each run that an engine has spoken so far."""
         self.quiet_since_ms: float | None = None
         """Since when nothing goes wrong any more."""
         self._by_incarnation: dict[str, GatewayProcess] = {}

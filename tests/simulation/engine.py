@@ -110,7 +110,7 @@ class SyntheticEngine:
             turn.fails_at = None
             if turn.hangs:
                 turn.hangs = False
-                self._go_on(turn)
+                self._next(turn)
 
     # Operations
 
@@ -215,7 +215,7 @@ class SyntheticEngine:
         turn.inputs.extend((payload_of(descriptor), False) for descriptor in action.inputs)
         match self._stage:
             case "listen":
-                turn.left = chance.choice([1, 1, 2, 3])
+                turn.left = chance.choice([1, 2, 3, 4])
             case "think":
                 turn.left = chance.choice([1, 2, 5, 9])
         if world.chance(faults.fail_turn):
@@ -329,7 +329,9 @@ class SyntheticEngine:
                 self._emit(turn, text_payload(f"heard{turn.number}_{turn.steps} "))
             return
         words = []
-        for index in range(chance.choice([1, 2, 4])):
+        count = chance.choice([1, 2, 4])
+        self._worker.thought(turn.number, turn.steps * 10 + count - 1)
+        for index in range(count):
             stop = chance.choice(["", "", ",", ".", "!"])
             words.append(f"w{turn.number}_{turn.steps * 10 + index}{stop} ")
         self._emit(turn, text_payload("".join(words)))
@@ -346,6 +348,7 @@ class SyntheticEngine:
         run = int(text.split("_")[0].strip()[1:])
         pieces = self._world.random.choice([1, 1, 2, 4])
         for piece in range(pieces):
+            self._worker.spoke(run, clause, piece)
             pcm = AUDIO_TAG.pack(run, clause, piece) * self._world.random.choice([40, 200, 900])
             self._emit(
                 turn,

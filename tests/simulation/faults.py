@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.messages import Close, Command, Feed, Fence, Open, RaiseFloor, Run, Signal
+from protocol.messages import Close, Command, Feed, Fence, Open, RaiseFloor, Run, Signal, Update
 from sessions.actions import CloseRequested
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
@@ -40,6 +40,7 @@ class Faults:
             self._pause_before_send,
             self._jump,
             self._cut,
+            self._repeat,
             self._repeat,
             self._repeat,
             self._trespass,
@@ -179,6 +180,8 @@ class Faults:
         events = [e for e in worker.recent if self._may_repeat(worker, e)]
         if not events:
             return
+        if self._world.chance(0.4):
+            events = [e for e in events if isinstance(e.command, Update)] or events
         again = self._world.random.choice(events)
         self._world.count("fault: command repeated")
 

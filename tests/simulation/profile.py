@@ -189,7 +189,7 @@ def profile_of(seed: int) -> Profile:
         arena=arena,
         weather=weather,
         engine=engine,
-        clients=chance.choice([1, 2, 3, 6]),
+        clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6]),
         fault_every_ms=chance.choice([0.0, 2_500.0, 6_000.0, 15_000.0]),
         control=control,
         link=link,

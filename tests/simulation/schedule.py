@@ -19,6 +19,9 @@ from tests.simulation.profile import GONE_MS, Profile, profile_of
 from tests.simulation.watch import Invariant, Watch
 from tests.simulation.world import SimulationFailure, World
 
+FINISH_MS = 50_000.0
+"""A reply is played out as fast as it is spoken, and a client may be blocked for a while."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -42,7 +45,7 @@ class Schedule:
         self.watch.watches(self.deployment)
         self.clients: list[Client] = []
         answers = next(i for i in invariants if isinstance(i, I7Answers))
-        self.faults = Faults(self.deployment, answers, lambda: self.clients)
+        self.faults = Faults(self.deployment, answers, lambda: list(self.clients))
         self._ending = False
 
     def begin(self) -> None:
@@ -69,6 +72,7 @@ class Schedule:
         self._ending = True
         self.faults.stop()
         self.deployment.calm_down()
+        self._finish()
         for client in list(self.clients):
             if client.gateway is not None:
                 client.gateway.run(client.close)
@@ -76,6 +80,24 @@ class Schedule:
         for place in self.deployment.gateway_places:
             self._probe(place)
         self._settle()
+
+    def _finish(self) -> None:
+        """Once nothing goes wrong any more all that was begun comes to an end."""
+        for client in self.clients:
+            client.talks = False
+        end_ms = self.world.now_ms + FINISH_MS
+        while self.world.now_ms < end_ms and any(map(self._busy, self.clients)):
+            self.world.run_for(250.0)
+        for client in self.clients:
+            if self._busy(client):
+                what = list(client.view.open) or "verbs held back"
+                self.world.fail("responses end", f"{client.session} does not get on: {what}")
+
+    def _busy(self, client: Client) -> bool:
+        stolen = "stolen" in self.deployment.causes[client.session]
+        if client.over or stolen or client.view.ended is not None:
+            return False
+        return bool(client.view.open) or client.held
 
     def _settle(self) -> None:
         end_ms = self.world.now_ms + GONE_MS
@@ -127,7 +149,9 @@ class Schedule:
         for link in gateway.links.values():
             worker = self.deployment.workers[link.place]
             linked = link.worker is not None and link.replica.works(gateway.now_ms)
-            if worker is None or not linked or not link.leads_to(worker.incarnation):
+            if worker is None or not worker.control.ready or not linked:
+                return False
+            if not link.leads_to(worker.incarnation):
                 return False
         return True
 

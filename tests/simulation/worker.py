@@ -90,6 +90,14 @@ class WorkerProcess(Process):
         self._settle_due = False
         self.later(deployment.world.random.choice([0.0, 0.0, 50.0, 800.0]), self._loaded)
 
+    def thought(self, run: int, last: int) -> None:
+        """An engine has thought a run, up to the word of this number."""
+        self._deployment.runs[run] = last
+
+    def spoke(self, run: int, clause: int, piece: int) -> None:
+        """An engine has spoken a piece of a run."""
+        self._deployment.spoken[run] = (clause, piece)
+
     def stop(self) -> None:
         """End in order: whoever has a session here is told, then the process ends."""
         self.tell(ShuttingDown())

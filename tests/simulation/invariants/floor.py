@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from gateway.hosted import Hosted
 from protocol.messages import Fence, RaiseFloor
+from sessions.actions import TurnMeasured
 from sessions.duplex import events as said
 from tests.simulation.client import Client
 from tests.simulation.engine import AUDIO_TAG
+from tests.simulation.gateway import GatewayProcess
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
@@ -17,6 +20,9 @@ from workers.control_events import (
     SendOutput,
     StartTurn,
 )
+
+STOP_MS = 25_000.0
+"""After this no engine runs a turn that was given up."""
 
 CONTENT = (
     said.OutputItemAdded,
@@ -37,6 +43,8 @@ class I2Floor(Invariant):
         "floor raised under a running turn",
         "response ended before its content",
         "speech interrupted a response",
+        "responses complete to the last word",
+        "given up turns looked for",
     )
 
     def __init__(self, world: World) -> None:
@@ -106,7 +114,9 @@ class I2Floor(Invariant):
                 self._heard(client, output)
         elif isinstance(output, said.ResponseDone):
             response = output.response
-            if response.status is said.ResponseStatus.CANCELLED:
+            if response.status is said.ResponseStatus.COMPLETED:
+                self._whole((client.session, response.id), "audio" in response.output_modalities)
+            elif response.status is said.ResponseStatus.CANCELLED:
                 view = client.view.responses.get(response.id)
                 if view is not None and view.item_id is None:
                     self.count("response ended before its content")
@@ -134,6 +144,36 @@ class I2Floor(Invariant):
         else:
             self.check((clause, piece) == (0, 0), f"{key} begins with audio {clause}/{piece}")
         self._audio[key] = (clause, piece)
+
+    def _whole(self, key: tuple[str, str], spoken: bool) -> None:
+        """A response that is complete holds all that its run has made."""
+        run = self._runs.get(key)
+        self.check(run is not None, f"{key} is complete without any content")
+        assert run is not None
+        self.count("responses complete to the last word")
+        made, told = self.deployment.runs[run], self._words[key]
+        self.check(made == told, f"{key} is complete with word {told} of {made}")
+        if spoken:
+            last, heard = self.deployment.spoken[run], self._audio.get(key)
+            self.check(last == heard, f"{key} is complete with audio {heard} of {last}")
+
+    def measured(self, gateway: GatewayProcess, hosted: Hosted, turn: TurnMeasured) -> None:
+        """What was given up stops at the workers."""
+        if turn.turn and turn.status != said.ResponseStatus.COMPLETED.value:
+            session = hosted.id
+            self.world.after(STOP_MS, lambda: self._stopped(session, turn.turn))
+
+    def _stopped(self, session: str, turn: int) -> None:
+        for worker in self.deployment.workers.values():
+            if worker is None or worker.paused:
+                continue
+            if self.world.now_ms - worker.disturbed_ms < STOP_MS:
+                continue
+            self.count("given up turns looked for")
+            self.check(
+                (session, turn) not in worker.engine.turns,
+                f"{worker.place} runs turn {turn} of {session} {STOP_MS} ms after its end",
+            )
 
     def _belongs(self, key: tuple[str, str], run: int) -> None:
         owner = self._run_owners.setdefault(run, key)

@@ -39,6 +39,8 @@ class I11Isolation(Invariant):
             case said.ResponseDone(response=response):
                 if response.status is said.ResponseStatus.FAILED:
                     self._failed(client, response)
+                elif response.status is said.ResponseStatus.CANCELLED:
+                    self._cancelled(client, response)
                 elif response.status is said.ResponseStatus.COMPLETED and any(
                     "engine" in causes for causes in self.deployment.causes.values()
                 ):
@@ -56,6 +58,20 @@ class I11Isolation(Invariant):
             f"a response of {client.session} fails with {response.error}; causes: {causes}",
         )
         self.count("responses failed for a cause of their own")
+
+    def _cancelled(self, client: Client, response: said.Response) -> None:
+        """Somebody asked for that; where no process fails nobody waits until all is over."""
+        profile = self.deployment.profile
+        if response.reason == "client_cancelled" and not client.interrupted:
+            troubled = profile.fault_every_ms or profile.engine.hang or client.slow
+            quiet_ms = self.deployment.quiet_since_ms
+            idle_ms = profile.pipeline.limits.idle_ms
+            if quiet_ms is not None and self.world.now_ms > quiet_ms + idle_ms:
+                troubled = False
+            self.check(
+                bool(client.close_asked) or bool(troubled),
+                f"a response of {client.session} is cancelled, and nobody has asked for that",
+            )
 
     def _ended(self, client: Client, reason: CloseReason) -> None:
         gateway, limits = client.gateway, self.deployment.profile.pipeline.limits

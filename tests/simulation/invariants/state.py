@@ -27,6 +27,7 @@ class I5State(Invariant):
         "stages rebuilt in a session",
         "conversations of several items",
         "turns on audio heard before",
+        "items retrieved",
     )
 
     def __init__(self, world: World) -> None:
@@ -120,6 +121,15 @@ class I5State(Invariant):
         if isinstance(output, said.ItemRetrieved):
             item = client.view.item(output.item.id)
             self.check(item is not None, f"{output.item.id} is unknown to its client")
+            assert item is not None
+            if not (item.unheard or item.truncated):
+                self.count("items retrieved")
+                texts = [part.text.strip() for part in output.item.parts if part.text]
+                text = " ".join(texts)
+                self.check(
+                    text == (item.text or "").strip(),
+                    f"{item.id} was told with {item.text!r}, and is retrieved with {text!r}",
+                )
 
 
 def _same(told: tuple[str, str | None], got: tuple[str, str]) -> bool:
