@@ -86,8 +86,8 @@ class Control:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine is loaded."""
-        return self._ready
+        """Whether sessions can be opened: the engine is loaded, and the process is not ending."""
+        return self._ready and not self._stopping
 
     @property
     def sessions(self) -> int:

@@ -342,6 +342,16 @@ def test_a_client_that_never_reads_is_given_up() -> None:
     assert harness.released is not None
 
 
+def test_a_client_that_never_reads_is_given_up_at_any_time_of_the_clock() -> None:
+    harness = Harness(voice_pipeline(stall_ms=8_000))
+    harness.reply_turn()
+    # The sum of the two times rounds down: their difference is less than 8,000.
+    harness.now_ms = 10_938.59586774235
+    harness.feed(ClientBlocked(True, "client"))
+    harness.later(8_000)
+    assert harness.one(SessionEnded).reason == "stalled"
+
+
 def test_too_much_waiting_work_is_refused_not_piled_up() -> None:
     harness = Harness()
     harness.lose("think")

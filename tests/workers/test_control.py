@@ -608,6 +608,13 @@ def test_waiting_commands_are_answered_when_the_session_closes() -> None:
     assert closed == Answer("s", "c2")
 
 
+def test_a_worker_that_is_ending_is_not_ready() -> None:
+    bench = Bench()
+    assert bench.control.ready
+    bench.tell(ShuttingDown())
+    assert not bench.control.ready
+
+
 def test_shutting_down_frees_everything() -> None:
     bench = Bench().open().open(Fence("t", 1, "g1"))
     actions = bench.tell(ShuttingDown())
