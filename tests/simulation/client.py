@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.hosted import Hosted
 from protocol.errors import AntiphonError
-from sessions.actions import ClientBlocked, ClientSaid, CloseRequested
+from sessions.actions import AttachRefused, ClientBlocked, ClientSaid, CloseRequested
+from sessions.client import Refused, SessionCreated
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
 from tests.simulation.engine import SILENCE, SPEECH
@@ -28,6 +29,10 @@ HIGH_OUTPUTS = 24
 SPEECH_FRAME = SPEECH * (24 * FRAME_MS)
 SILENT_FRAME = SILENCE * (24 * FRAME_MS)
 MANUAL: dict[str, Any] = {"audio": {"input": {"turn_detection": None, "transcription": {}}}}
+
+PROGRESS = (said.CommitInput, said.CreateItem, said.CreateResponse)
+"""Verbs that begin real work: only these, and what comes of them, keep a session from ending
+idle."""
 
 BAD_PATCHES: list[dict[str, Any]] = [
     {"no_such_setting": 1},
@@ -66,7 +71,7 @@ class Client:
         self.interrupted = False
         """Whether it ever asked for the end of a response."""
         self.verb_ms = 0.0
-        """When, by its gateway's clock, it last said something that was not refused."""
+        """When, by its gateway's clock, it last asked for work and was not refused."""
         self.opened_ms = 0.0
         self.blocked_ms: float | None = None
         self.last_sequence = 0
@@ -133,23 +138,23 @@ class Client:
         self._world.note(self.name, output)
         self._deployment.watch.told(self, sequence, output)
         self.view.told(output)
-        if isinstance(output, said.SessionCreated) and self.talks:
+        if isinstance(output, SessionCreated) and self.talks:
             self._next()
-        elif isinstance(output, said.Refused) and output.ref == f"verb_{self._verbs_said}":
+        elif isinstance(output, Refused) and output.ref == f"verb_{self._verbs_said}":
             self.verb_ms = self._verb_before_ms
         self._unread += 1
         if self.slow and self._unread == HIGH_OUTPUTS and self.view.ended is None:
             assert self.gateway is not None
             self._world.count("clients blocked")
             self.blocked_ms = self.gateway.now_ms
-            self.gateway.handle(self.session, ClientBlocked(True))
+            self.gateway.handle(self.session, ClientBlocked(True, self.name))
             pause_ms = self._world.random.choice([200.0, 3_000.0, 20_000.0])
             self.later(pause_ms, self._read)
 
     def _read(self) -> None:
         self._unread = 0
         self.blocked_ms = None
-        self._handle(ClientBlocked(False))
+        self._handle(ClientBlocked(False, self.name))
         self._flush()
 
     def hold(self, hold: bool) -> None:
@@ -166,6 +171,9 @@ class Client:
     def _held_since(self, hold: int) -> None:
         if self.held and self._holds == hold and not self.over and self.view.ended is None:
             self._world.fail("I11 isolation", f"{self.session} takes no verbs for {HELD_MS} ms")
+
+    def refused(self, action: AttachRefused) -> None:
+        """An attachment that was asked for is not had."""
 
     def released(self, reason: CloseReason) -> None:
         """Nothing is left of the session."""
@@ -188,7 +196,7 @@ class Client:
     def close(self) -> None:
         """Hang up, which is all that a vanished client does as well."""
         self.close_asked.add(CloseReason.CLIENT)
-        self._handle(CloseRequested(CloseReason.CLIENT))
+        self._handle(CloseRequested(CloseReason.CLIENT, self.name))
 
     def say(self, verb: said.ClientVerb) -> None:
         """Hand a verb over, once it is taken."""
@@ -216,8 +224,10 @@ class Client:
             if not isinstance(verb, said.AppendAudio | said.RetrieveItem):
                 self._verbs_said += 1
                 verb = replace(verb, ref=f"verb_{self._verbs_said}")
-                self._verb_before_ms, self.verb_ms = self.verb_ms, self.gateway.now_ms
-            self._handle(ClientSaid(verb))
+                self._verb_before_ms = self.verb_ms
+                if isinstance(verb, PROGRESS):
+                    self.verb_ms = self.gateway.now_ms
+            self._handle(ClientSaid(verb, self.name))
 
     def _next(self) -> None:
         delay_ms = self._world.random.choice([1.0, 30.0, 250.0, 1_500.0])

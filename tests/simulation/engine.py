@@ -40,6 +40,10 @@ AUDIO_TAG = struct.Struct("<III")
 FAILED = EngineFailed("the synthetic engine failed on purpose").info()
 
 
+class CommitRefused(Exception):
+    """The engine fails at the very last."""
+
+
 def payload_of(descriptor: Descriptor) -> Payload:
     """What a descriptor holds: here everything travels inside messages."""
     assert isinstance(descriptor, InlineDescriptor)

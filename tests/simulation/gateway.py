@@ -18,6 +18,7 @@ from protocol.errors import AntiphonError, EngineLost
 from protocol.link import GatewayEnd, NotLinked
 from protocol.link_events import (
     Connected,
+    Crowded,
     Deliver,
     Disconnected,
     Down,
@@ -41,7 +42,7 @@ from protocol.messages import (
     encode,
 )
 from sessions import actions as core
-from sessions.actions import OpenRequested, TurnMeasured
+from sessions.actions import OpenRequested, StageCrowded, TurnMeasured
 from sessions.lifecycle import State
 from sessions.session import Identity, Session
 from tests.simulation.process import Process
@@ -72,6 +73,11 @@ class SimulatedLink:
         """Whether the worker that is linked is this process."""
         worker = self.worker
         return worker is not None and worker.rpartition(".")[0] == incarnation
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits for the worker that no more should be made for it."""
+        return self.end.crowded
 
     @property
     def unacknowledged(self) -> int:
@@ -117,6 +123,9 @@ class SimulatedLink:
                     gateway.unlinked(self, action.reason)
                 case Refused():
                     gateway.world.count("links refused")
+                case Crowded():
+                    gateway.world.count("links crowded")
+                    gateway.soon(lambda: gateway.crowded(self))
                 case _:
                     assert_never(action)
 
@@ -230,11 +239,20 @@ class GatewayProcess(Process):
             model=self.pipeline.name,
             expires_at_s=0,
         )
-        session = Session(identity, self.pipeline, self._new_id, now_ms)
+        session = Session(identity, self.pipeline, self._new_id, now_ms, controller=client.name)
+        if settings_patch:
+            session.prepare(settings_patch)
         fence = Fence(identity.session, identity.epoch, identity.owner)
         wires = SessionWires(fence, self.pipeline, self.transfers)
-        hosted = Hosted(session, wires, client.told, client.hold, client.released)
-        self.hosted.admit(hosted, settings_patch)
+        hosted = Hosted(
+            session,
+            wires,
+            lambda action: client.told(action.sequence, action.output),
+            client.refused,
+            client.hold,
+            client.released,
+        )
+        self.hosted.admit(hosted)
         client.hosted_as(self, hosted)
         self.handle(identity.session, OpenRequested())
 
@@ -294,6 +312,11 @@ class GatewayProcess(Process):
             self.deployment.blame(session, "lost")
         link.replica.went()
         self.hosted.lost(link.replica, self.now_ms)
+
+    def crowded(self, link: SimulatedLink) -> None:
+        """Much waits on a link, or little does again."""
+        for session in list(link.replica.sessions):
+            self.handle(session, StageCrowded(link.replica.stage, link.crowded))
 
     def reported(self, link: SimulatedLink, report: Report) -> None:
         """A worker has said something."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sessions.client import SessionCreated, SessionEnded
 from sessions.duplex import events as said
 
 
@@ -39,7 +40,7 @@ class ClientView:
 
     def __init__(self) -> None:
         self.created = False
-        self.ended: said.SessionEnded | None = None
+        self.ended: SessionEnded | None = None
         self.items: list[ViewedItem] = []
         self.responses: dict[str, ViewedResponse] = {}
         self.open: dict[str, ViewedResponse] = {}
@@ -52,9 +53,9 @@ class ClientView:
     def told(self, output: said.ClientOutput) -> None:
         """Take an output in."""
         match output:
-            case said.SessionCreated():
+            case SessionCreated():
                 self.created = True
-            case said.SessionEnded():
+            case SessionEnded():
                 self.ended = output
             case said.ItemAdded(item=item, previous_item_id=previous):
                 self._added(item, previous)

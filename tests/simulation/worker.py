@@ -10,12 +10,13 @@ from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded
+from protocol.errors import CapacityExceeded, ErrorInfo
 from protocol.link import NotLinked, WorkerEnd
 from protocol.link_events import (
     Action as LinkAction,
 )
 from protocol.link_events import (
+    Crowded,
     Deliver,
     Disconnected,
     Down,
@@ -33,7 +34,7 @@ from protocol.link_events import (
 from protocol.link_events import Tick as LinkTick
 from protocol.link_frames import WorkerInfo
 from protocol.messages import Output, Report, Update, WorkerStatus, decode_command, encode
-from tests.simulation.engine import SyntheticEngine, payload_of
+from tests.simulation.engine import FAILED, CommitRefused, SyntheticEngine, payload_of
 from tests.simulation.process import Process
 from workers.control import Control
 from workers.control_events import (
@@ -43,6 +44,7 @@ from workers.control_events import (
     AttachArena,
     CancelTurn,
     CommandReceived,
+    CommitTurn,
     ConfigureSession,
     DiscardPayload,
     EngineReady,
@@ -51,9 +53,11 @@ from workers.control_events import (
     FreeSession,
     GatewayDown,
     GatewayUp,
+    LinkCrowded,
     OpenSession,
     OutputRefused,
     PaceTurn,
+    RepeatTurn,
     SendOutput,
     SendReport,
     Settle,
@@ -61,6 +65,7 @@ from workers.control_events import (
     SignalSession,
     StartTurn,
     Tick,
+    TurnCommitted,
     VoidTurn,
 )
 
@@ -160,6 +165,10 @@ class WorkerProcess(Process):
                 engine.apply(action)
             case StartTurn():
                 engine.start(action)
+            case RepeatTurn():
+                pass  # Its output follows.
+            case CommitTurn():
+                self._commit(action)
             case FeedTurn():
                 payload = None if action.payload is None else payload_of(action.payload)
                 engine.feed(action.session, action.turn, payload, action.last)
@@ -188,6 +197,14 @@ class WorkerProcess(Process):
                 self.tell(OutputRefused(report.session, report.turn, error.info()))
             else:
                 self.soon(lambda: self._link(Disconnected(gateway)))
+
+    def _commit(self, action: CommitTurn) -> None:
+        error: ErrorInfo | None = None
+        try:
+            action.commit()
+        except CommitRefused:
+            error = FAILED
+        self.tell(TurnCommitted(action.session, action.turn, error))
 
     def _loaded(self) -> None:
         self.tell(EngineReady())
@@ -231,6 +248,9 @@ class WorkerProcess(Process):
                 self.world.note(self.place, action)
                 self.world.count("links lost")
                 self.tell(GatewayDown(action.peer))
+            case Crowded():
+                self.world.count("links crowded")
+                self.tell(LinkCrowded(action.peer, action.crowded))
             case PeerStatus() | Refused():
                 raise AssertionError("a gateway has no status and refuses nobody")
             case _:

@@ -15,6 +15,7 @@ from protocol.messages import (
     Signal,
     TurnEnded,
 )
+from sessions.client import Refused, SessionCreated
 from sessions.duplex import events as said
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess, SimulatedLink
@@ -147,10 +148,10 @@ class I7Answers(Invariant):
         client.last_sequence = sequence
         self.check(client.view.ended is None, f"{client.session} is told {output} after its end")
         self.check(
-            isinstance(output, said.SessionCreated) == (sequence == 1),
+            isinstance(output, SessionCreated) == (sequence == 1),
             f"output {sequence} of {client.session} is {output}",
         )
-        if isinstance(output, said.Refused) and output.ref is not None:
+        if isinstance(output, Refused) and output.ref is not None:
             self.count("verbs refused")
             key = (client.session, output.ref)
             self.check(key not in self._refused, f"{output} has come before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessions.client import SessionEnded
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
@@ -48,7 +49,7 @@ class ResponsesEnd(Invariant):
                     self._whole(client, response)
                 if client.close_asked:
                     self.count("ended by the end of their session")
-            case said.SessionEnded():
+            case SessionEnded():
                 self.check(not client.view.open, f"{list(client.view.open)} have no end")
 
     def _whole(self, client: Client, response: said.Response) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessions.client import SessionEnded
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
@@ -9,7 +10,7 @@ from tests.simulation.watch import Invariant
 
 EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_failed": frozenset({"engine", "stolen", "stopped"}),
-    "engine_lost": frozenset({"lost"}),
+    "engine_lost": frozenset({"lost", "stolen", "stopped"}),
     "session_state_lost": frozenset({"lost", "stolen", "stopped"}),
     "fenced": frozenset({"stolen"}),
     "capacity_exceeded": frozenset({"full", "tight", "lost"}),
@@ -45,7 +46,7 @@ class I11Isolation(Invariant):
                     "engine" in causes for causes in self.deployment.causes.values()
                 ):
                     self.count("responses completed beside a failure")
-            case said.SessionEnded():
+            case SessionEnded():
                 self._ended(client, CloseReason(output.reason))
 
     def _failed(self, client: Client, response: said.Response) -> None:
