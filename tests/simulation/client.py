@@ -1,4 +1,4 @@
-"""Clients: polite, rude, slow, and gone without a word."""
+"""Clients of any kind of session: how they come, speak, read, stop reading, and go."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.hosted import Hosted
-from protocol.errors import AntiphonError
-from sessions.actions import AttachRefused, ClientBlocked, ClientSaid, CloseRequested
-from sessions.client import Refused, SessionCreated
-from sessions.duplex import events as said
-from sessions.lifecycle import CloseReason
-from tests.simulation.engine import SILENCE, SPEECH
+from protocol.errors import AntiphonError, ErrorInfo
+from sessions.actions import ClientSaid, CloseRequested, ToClient
+from sessions.client import Answered, Refused, SessionCreated
+from sessions.lifecycle import CloseReason, State
+from tests.simulation.line import Line
 from tests.simulation.view import ClientView
 from tests.simulation.world import World
 
@@ -21,45 +20,29 @@ if TYPE_CHECKING:
     from tests.simulation.deployment import Deployment
     from tests.simulation.gateway import GatewayProcess
 
-FRAME_MS = 100
 HELD_MS = 45_000.0
 """No worker may take longer than this to work off what a client has sent."""
 HIGH_OUTPUTS = 24
 """So many unread outputs block a client that reads slowly."""
-SPEECH_FRAME = SPEECH * (24 * FRAME_MS)
-SILENT_FRAME = SILENCE * (24 * FRAME_MS)
-MANUAL: dict[str, Any] = {"audio": {"input": {"turn_detection": None, "transcription": {}}}}
-
-PROGRESS = (said.CommitInput, said.CreateItem, said.CreateResponse)
-"""Verbs that begin real work: only these, and what comes of them, keep a session from ending
-idle."""
-
-BAD_PATCHES: list[dict[str, Any]] = [
-    {"no_such_setting": 1},
-    {"audio": {"output": {"speed": 9.0}}},
-    {"audio": {"output": {"voice": "nobody"}}},
-    {"output_modalities": ["text", "audio"]},
-    {"tools": [{"name": "x"}]},
-    {"instructions": "x" * 20_000},
-]
-GOOD_PATCHES: list[dict[str, Any]] = [
-    MANUAL,
-    {"audio": {"input": {"turn_detection": {"type": "server_vad", "silence_duration_ms": 200}}}},
-    {"audio": {"input": {"transcription": {"language": "de"}}}},
-    {"audio": {"input": {"transcription": None}}},
-    {"audio": {"input": {"transcription": {}, "turn_detection": {"interrupt_response": False}}}},
-    {"output_modalities": ["text"]},
-    {"output_modalities": ["audio"]},
-    {"instructions": "Be terse."},
-    {"max_output_tokens": 50},
-]
 
 
 class Client:
-    """One client. It opens a session at a gateway and talks until it has had enough."""
+    """One client. It opens a session at a gateway and does things until it has had enough.
+
+    What it does is its subclass's: `act` does one thing, `started` is called when its
+    session is open.
+    """
+
+    progress: tuple[type, ...] = ()
+    """Verbs that begin real work: only these, and what comes of them, keep a session from
+    ending idle."""
+    unrefused: tuple[type, ...] = ()
+    """Verbs without a `ref`, which are refused in a form of their own or never."""
 
     def __init__(self, deployment: Deployment, gateway_place: str, name: str) -> None:
         self.name = name
+        self.world: World = deployment.world
+        self.watch = deployment.watch
         self.view = ClientView()
         self.gateway: GatewayProcess | None = None
         self.hosted: Hosted | None = None
@@ -77,25 +60,28 @@ class Client:
         self.last_sequence = 0
         self.released_ms: float | None = None
         self.appended_bytes = 0
-        self.rude = deployment.profile.rude
-        self.slow = deployment.world.chance(0.15) and self.rude > 0
-        self.waits = deployment.world.chance(0.5)
-        """Whether it does nothing while a response is in progress."""
+        profile = deployment.profile
+        self.rude = profile.rude
+        self.slow = self.world.chance(0.15) and self.rude > 0
+        self.fickle = profile.fickle if self.world.chance(0.7) else 0.0
+        """How often it is cut off, or looked over its shoulder."""
+        self.line = Line(self, profile.fickle > 0 and self.world.chance(0.8))
         self.talks = True
         """Whether it does things by itself."""
-        self.patience = deployment.world.random.choice([3, 10, 30])
+        self.patience = self.world.random.choice([3, 10, 30])
         """How many things it does before it goes."""
         self.on_end: Callable[[Client], None] = lambda client: None
         self._deployment = deployment
-        self._world: World = deployment.world
         self._place = gateway_place
         self.held = False
         """Whether the session takes no verbs for now."""
         self._holds = 0
         self._verbs_said = 0
         self._verb_before_ms = 0.0
-        self._verbs: deque[said.ClientVerb] = deque()
+        self._verbs: deque[Any] = deque()
+        self._commands: deque[tuple[str, Any]] = deque(maxlen=20)
         self._unread = 0
+        self._ticking = False
 
     # Life
 
@@ -105,13 +91,24 @@ class Client:
         if gateway is None:
             self._finish()
             return
+        self.gateway = gateway
         gateway.run(lambda: self._open(gateway, patch))
 
     def _open(self, gateway: GatewayProcess, patch: dict[str, Any] | None) -> None:
-        world = self._world
+        world = self.world
         world.count("opens")
-        if patch is None and world.chance(0.4) and self.rude:
-            patch = world.random.choice(BAD_PATCHES if world.chance(self.rude) else GOOD_PATCHES)
+        if patch is None:
+            patch = self.a_patch()
+        if gateway.make_room(lambda: self._admitted(gateway, patch)):
+            self._admitted(gateway, patch)
+
+    def _admitted(self, gateway: GatewayProcess, patch: dict[str, Any] | None) -> None:
+        if self.over:
+            return
+        if self.close_asked:
+            self._finish()
+            return
+        world = self.world
         try:
             gateway.open(self, patch)
         except AntiphonError as error:
@@ -123,45 +120,69 @@ class Client:
             # Gone before its open was answered.
             self._deployment.blame(self.session, "cancelled")
             world.count("opens cancelled")
-            self.later(world.random.choice([0.0, 0.3, 2.0, 300.0]), self.close)
+            gone = self.line.vanish if self.line.resumable and world.chance(0.5) else self.close
+            self.later(world.random.choice([0.0, 0.3, 2.0, 300.0]), gone)
 
     def hosted_as(self, gateway: GatewayProcess, hosted: Hosted) -> None:
         """A gateway hosts its session."""
-        self.gateway = gateway
         self.hosted = hosted
         self.session = hosted.id
         self.opened_ms = self.verb_ms = gateway.now_ms
+        self.line.opens()
+        self._deployment.clients[hosted.id] = self
         self._deployment.watch.opened(self)
 
-    def told(self, sequence: int, output: said.ClientOutput) -> None:
-        """The session puts something out."""
-        self._world.note(self.name, output)
-        self._deployment.watch.told(self, sequence, output)
+    def put_out(self, action: ToClient) -> None:
+        """The session has an output, for one attachment or for all."""
+        if action.to is None:
+            self._told(action.sequence, action.output)
+        self.line.told(action.sequence, action.output, action.to)
+
+    def _told(self, sequence: int, output: Any) -> None:
+        """The session puts something out, whoever is there to read it."""
+        self.world.note(self.name, output)
+        self.watch.told(self, sequence, output)
         self.view.told(output)
         if isinstance(output, SessionCreated) and self.talks:
             self._next()
-        elif isinstance(output, Refused) and output.ref == f"verb_{self._verbs_said}":
+        elif isinstance(output, Refused):
+            if output.ref == f"verb_{self._verbs_said}":
+                self.verb_ms = self._verb_before_ms
+        elif isinstance(output, Answered) and output.error is not None:
             self.verb_ms = self._verb_before_ms
+        self.learns(output)
+        if self.line.current is None or self.line.current.dead:
+            return
         self._unread += 1
-        if self.slow and self._unread == HIGH_OUTPUTS and self.view.ended is None:
-            assert self.gateway is not None
-            self._world.count("clients blocked")
-            self.blocked_ms = self.gateway.now_ms
-            self.gateway.handle(self.session, ClientBlocked(True, self.name))
-            pause_ms = self._world.random.choice([200.0, 3_000.0, 20_000.0])
-            self.later(pause_ms, self._read)
+        if self.slow and self._unread >= HIGH_OUTPUTS and self.view.ended is None:
+            self._block()
+
+    def _block(self) -> None:
+        if self.blocked_ms is not None:
+            return
+        assert self.gateway is not None
+        self.world.count("clients blocked")
+        self.blocked_ms = self.gateway.now_ms
+        self.line.blocked(True)
+        pause_ms = self.world.random.choice([200.0, 3_000.0, 20_000.0])
+        self.later(pause_ms, self._read)
 
     def _read(self) -> None:
         self._unread = 0
         self.blocked_ms = None
-        self._handle(ClientBlocked(False, self.name))
+        self.line.blocked(False)
         self._flush()
+
+    def back(self) -> None:
+        """It is attached again."""
+        self._unread = 0
+        self.later(0.0, self._flush)
 
     def hold(self, hold: bool) -> None:
         """The session takes no verbs for now, or takes them again."""
         self.held = hold
         if hold:
-            self._world.count("verbs held back")
+            self.world.count("verbs held back")
             self._holds += 1
             number = self._holds
             self.later(HELD_MS, lambda: self._held_since(number))
@@ -170,15 +191,12 @@ class Client:
 
     def _held_since(self, hold: int) -> None:
         if self.held and self._holds == hold and not self.over and self.view.ended is None:
-            self._world.fail("I11 isolation", f"{self.session} takes no verbs for {HELD_MS} ms")
-
-    def refused(self, action: AttachRefused) -> None:
-        """An attachment that was asked for is not had."""
+            self.world.fail("I11 isolation", f"{self.session} takes no verbs for {HELD_MS} ms")
 
     def released(self, reason: CloseReason) -> None:
         """Nothing is left of the session."""
-        self._world.note(self.name, f"released: {reason}")
-        self._deployment.watch.released(self, reason)
+        self.world.note(self.name, f"released: {reason}")
+        self.watch.released(self, reason)
         self._finish()
 
     def gateway_died(self) -> None:
@@ -188,17 +206,23 @@ class Client:
     def _finish(self) -> None:
         if not self.over:
             self.over = True
-            self.released_ms = self._world.now_ms
+            self.released_ms = self.world.now_ms
             self.on_end(self)
+
+    @property
+    def session_state(self) -> State | None:
+        """Where its session stands, while it is hosted."""
+        return None if self.hosted is None else self.hosted.session.state
 
     # What it does
 
     def close(self) -> None:
-        """Hang up, which is all that a vanished client does as well."""
+        """Hang up; without an attachment by name of the session."""
         self.close_asked.add(CloseReason.CLIENT)
-        self._handle(CloseRequested(CloseReason.CLIENT, self.name))
+        current = self.line.current
+        self.handle(CloseRequested(CloseReason.CLIENT, None if current is None else current.name))
 
-    def say(self, verb: said.ClientVerb) -> None:
+    def say(self, verb: Any) -> None:
         """Hand a verb over, once it is taken."""
         self._verbs.append(verb)
         self._flush()
@@ -208,38 +232,70 @@ class Client:
         assert self.gateway is not None
         self.gateway.later(delay_ms, action)
 
-    def _handle(self, event: Any) -> None:
-        if self.gateway is not None and not self.over:
+    def handle(self, event: Any) -> None:
+        """Tell the session something."""
+        if self.gateway is not None and not self.over and self.hosted is not None:
             self.gateway.handle(self.session, event)
 
     def _flush(self) -> None:
         # Not from within an output: a surface reads its client in a turn of its own.
-        while self._verbs and not self.held and self.blocked_ms is None and not self.over:
+        while self._verbs and self._may_speak():
             verb = self._verbs.popleft()
             assert self.gateway is not None
-            self._world.note(self.name, verb)
-            self._deployment.watch.said(self, verb)
-            if isinstance(verb, said.CancelResponse | said.TruncateItem):
-                self.interrupted = True
-            if not isinstance(verb, said.AppendAudio | said.RetrieveItem):
+            self.world.note(self.name, verb)
+            self.watch.said(self, verb)
+            command: str | None = None
+            if not isinstance(verb, self.unrefused):
                 self._verbs_said += 1
                 verb = replace(verb, ref=f"verb_{self._verbs_said}")
                 self._verb_before_ms = self.verb_ms
-                if isinstance(verb, PROGRESS):
+                if isinstance(verb, self.progress):
                     self.verb_ms = self.gateway.now_ms
-            self._handle(ClientSaid(verb, self.name))
+                if self.fickle and self.world.chance(0.4):
+                    command = f"command_{self._verbs_said}"
+            if command is None:
+                self.line.say(verb)
+            else:
+                self._command(command, verb, first=True)
+
+    def _may_speak(self) -> bool:
+        attached = self.line.current is not None and not self.line.current.dead
+        return attached and not self.held and self.blocked_ms is None and not self.over
+
+    def _command(self, command: str, verb: Any, *, first: bool) -> None:
+        """Say a verb under an id, which is to be answered at once."""
+        if self.view.ended is not None or self.session_state not in (State.ACTIVE, State.DETACHED):
+            return
+        if first:
+            self._commands.append((command, verb))
+        self.watch.commanded(self, command, first)
+        if first or (self.line.current is not None and self.world.chance(0.5)):
+            self.line.say(verb, command)
+        else:
+            # As over the admin API: without an attachment.
+            self.handle(ClientSaid(verb, None, command))
+        self.watch.answered(self, command)
+
+    def repeat_command(self) -> None:
+        """Say something again under its old id, as after an answer that was lost."""
+        if self._commands and not self.held and self.view.ended is None:
+            command, verb = self.world.random.choice(self._commands)
+            self._command(command, verb, first=False)
 
     def _next(self) -> None:
-        delay_ms = self._world.random.choice([1.0, 30.0, 250.0, 1_500.0])
-        self.later(delay_ms, self._act)
+        if not self._ticking:
+            self._ticking = True
+            delay_ms = self.world.random.choice([1.0, 30.0, 250.0, 1_500.0])
+            self.later(delay_ms, self._act)
 
     def _act(self) -> None:
-        """Do one thing of those that clients do."""
+        self._ticking = False
         if self.over or self.view.ended is not None or not self.talks:
             return
-        world = self._world
-        chance = world.random
-        if self.waits and self.view.open:
+        world = self.world
+        if self.line.current is None or self.held or self.busy():
+            if self.fickle and world.chance(self.fickle / 3):
+                self._be_fickle()
             self._next()
             return
         self.patience -= 1
@@ -250,123 +306,54 @@ class Client:
             world.count("clients gone")
             self.close()
             return
-        if world.chance(self.rude):
-            self._be_rude()
+        if self.fickle and world.chance(self.fickle):
+            self._be_fickle()
         else:
-            roll = chance.random()
-            if roll < 0.35:
-                self._talk(chance.choice([2, 5, 9]))
-            elif roll < 0.55:
-                self._create(chance)
-            elif roll < 0.65:
-                self._cancel()
-            elif roll < 0.75:
-                self.say(said.CreateItem(self._item(chance), self._after(chance)))
-            elif roll < 0.85:
-                self.say(said.PatchSettings(chance.choice(GOOD_PATCHES)))
-            elif roll < 0.90:
-                self.say(said.CommitInput())
-            elif roll < 0.92:
-                self.say(said.ClearInput())
-            elif roll < 0.95:
-                self._truncate(chance)
-            elif self.view.items:
-                item_id = chance.choice(self.view.items).id
-                if chance.random() < 0.5:
-                    self.say(said.DeleteItem(item_id))
-                else:
-                    self.say(said.RetrieveItem(item_id))
+            self.act()
         self._next()
 
-    def _talk(self, frames: int) -> None:
-        if self.view.open:
-            self._world.count("barge-ins")
-        for index in range(frames):
-            self.later(index * FRAME_MS, lambda: self._append(SPEECH_FRAME))
-        for index in range(frames, frames + 7):
-            self.later(index * FRAME_MS, lambda: self._append(SILENT_FRAME))
-
-    def _append(self, pcm: bytes) -> None:
-        if not self.over and self.view.ended is None:
-            self.appended_bytes += len(pcm)
-            self.say(said.AppendAudio(pcm))
-
-    def _create(self, chance: Any) -> None:
-        if chance.random() < 0.25:
-            given: list[said.Item | str] | None = None
-            if chance.random() < 0.5:
-                given = [self._item(chance)]
-            self.say(said.CreateResponse(conversation=False, input=given))
+    def _be_fickle(self) -> None:
+        roll = self.world.random.random()
+        line = self.line
+        if roll < 0.35:
+            if line.resumable:
+                line.vanish()
+        elif roll < 0.5:
+            line.acknowledge()
+        elif roll < 0.75:
+            self.repeat_command()
+        elif roll < 0.85:
+            line.observe()
+        elif roll < 0.95:
+            line.intrude()
         else:
-            modalities = chance.choice([None, None, ("text",), ("audio",)])
-            self.say(said.CreateResponse(output_modalities=modalities))
+            line.take_over()
 
-    def _cancel(self) -> None:
-        if not self.view.open:
-            return
-        if self._world.chance(0.5):
-            self.say(said.CancelResponse())
-        else:
-            self.say(said.CancelResponse(self._world.random.choice(list(self.view.open))))
-        self._world.count("responses cancelled by their client")
+    # What its kind does
 
-    def _truncate(self, chance: Any) -> None:
-        spoken = [item for item in self.view.items if item.spoken]
-        if spoken:
-            item = chance.choice(spoken[-2:])
-            self.say(said.TruncateItem(item.id, 0, chance.randrange(item.audio_ms + 50)))
+    def a_patch(self) -> dict[str, Any] | None:
+        """Settings to open with."""
+        return None
 
-    def _item(self, chance: Any) -> said.Item:
-        number = self._world.number("client item")
-        if chance.random() < 0.25:
-            part = said.Part(said.PartKind.INPUT_AUDIO, audio=SPEECH_FRAME)
-            if chance.random() < 0.3:
-                part = said.Part(said.PartKind.INPUT_AUDIO, f"transcript {number}")
-        else:
-            part = said.Part(said.PartKind.INPUT_TEXT, f"text {number}")
-        return said.Item(f"mine_{number}", said.Role.USER, said.ItemStatus.COMPLETED, [part])
+    def a_verb(self) -> Any:
+        """Something to say that is harmless."""
+        raise NotImplementedError
 
-    def _after(self, chance: Any) -> str | None:
-        roll = chance.random()
-        if roll < 0.8 or not self.view.items:
-            return None
-        return said.FRONT if roll < 0.9 else str(chance.choice(self.view.items).id)
+    def learns(self, output: Any) -> None:
+        """The session has put something out."""
 
-    def _be_rude(self) -> None:
-        chance = self._world.random
-        if self._world.chance(0.15):
-            self._storm()
-            return
-        self._world.count("bad input")
-        verbs: list[said.ClientVerb] = [
-            said.PatchSettings(chance.choice(BAD_PATCHES)),
-            said.CancelResponse("resp_of_nobody"),
-            said.DeleteItem("item_of_nobody"),
-            said.TruncateItem("item_of_nobody", 0, 1),
-            said.CreateResponse(voice="nobody"),
-            said.CreateResponse(conversation=False, input=["item_of_nobody"]),
-            said.CommitInput(),
-        ]
-        if self.view.items:
-            there = chance.choice(self.view.items)
-            twin = said.Item(there.id, said.Role.USER, said.ItemStatus.COMPLETED)
-            verbs.append(said.CreateItem(twin))
-            verbs.append(said.TruncateItem(there.id, 0, 10_000_000))
-        self.say(chance.choice(verbs))
+    def busy(self) -> bool:
+        """Whether it waits for something before it does more."""
+        return False
 
-    def _storm(self) -> None:
-        """Much at once: responses begun and cancelled, or more input than anybody hears."""
-        self._world.count("storms")
-        kind = self._world.random.randrange(3)
-        if kind == 0:
-            for _ in range(8):
-                self.say(said.CreateResponse())
-                self.say(said.CancelResponse())
-        elif kind == 1:
-            for _ in range(12):
-                self._append(SPEECH_FRAME)
-                self.say(said.CommitInput())
-                self.say(said.ClearInput())
-        else:
-            for _ in range(300):
-                self._append(SILENT_FRAME[:480])
+    def act(self) -> None:
+        """Do one thing."""
+        raise NotImplementedError
+
+    def probe(self) -> None:
+        """Ask for something that works wherever anything does."""
+        raise NotImplementedError
+
+    def probed(self) -> tuple[ErrorInfo | None] | None:
+        """How that was answered, None as long as it was not."""
+        raise NotImplementedError

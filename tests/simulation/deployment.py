@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from protocol.messages import Update
+from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess
 from tests.simulation.network import Network
 from tests.simulation.profile import Profile
@@ -33,6 +34,8 @@ class Deployment:
         self.workers: dict[str, WorkerProcess | None] = dict.fromkeys(self.worker_places)
         self.gateways: dict[str, GatewayProcess | None] = dict.fromkeys(self.gateway_places)
         self.causes: defaultdict[str, set[str]] = defaultdict(set)
+        self.clients: dict[str, Client] = {}
+        """Clients by their session."""
         self.runs: dict[int, int] = {}
         """The last word of each run that an engine has thought to its end."""
         self.spoken: dict[int, tuple[int, int]] = {}

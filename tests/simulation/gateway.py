@@ -7,6 +7,7 @@ virtual time: actions are carried out, nothing is decided.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from gateway.hosted import Hosted, HostedSessions
@@ -43,7 +44,9 @@ from protocol.messages import (
 )
 from sessions import actions as core
 from sessions.actions import OpenRequested, StageCrowded, TurnMeasured
-from sessions.lifecycle import State
+from sessions.directory import Outcome, Reply, Request
+from sessions.lifecycle import CloseReason, State
+from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 from tests.simulation.process import Process
 
@@ -194,6 +197,42 @@ class SimulatedTransfers(Transfers):
             )
 
 
+class SimulatedSessions(HostedSessions):
+    """The sessions of a gateway whose directory may take its time, or leave it in doubt."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        super().__init__(gateway.placement, gateway.transfers, gateway)
+        self._gateway = gateway
+
+    def _ask(self, hosted: Hosted, request: Request, events: deque[core.Event]) -> None:
+        gateway, faults = self._gateway, self._gateway.profile.directory
+        world = gateway.world
+        if gateway.deployment.quiet_since_ms is not None or not faults.slow:
+            super()._ask(hosted, request, events)
+            return
+        reply: Reply | None = None
+        if world.chance(faults.unknown):
+            world.count("fault: directory call in doubt")
+            if world.chance(0.5):
+                self.directory.call(request)
+            reply = Reply(Outcome.UNKNOWN)
+        elif not world.chance(faults.slow):
+            super()._ask(hosted, request, events)
+            return
+        delay_ms = world.random.choice([0.5, 30.0, 400.0])
+        if world.chance(faults.silent):
+            world.count("fault: directory away")
+            gateway.deployment.blame(hosted.id, "directory")
+            delay_ms = 12_000.0
+        world.count("directory calls answered late")
+
+        def answer() -> None:
+            answered = reply or self.directory.call(request)
+            self.handle(hosted.id, core.DirectoryAnswered(answered), gateway.now_ms)
+
+        gateway.later(delay_ms, answer)
+
+
 class GatewayProcess(Process):
     """One incarnation of the gateway at a place."""
 
@@ -205,7 +244,9 @@ class GatewayProcess(Process):
         self.pipeline = deployment.profile.pipeline
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
-        self.hosted = HostedSessions(self.placement, self.transfers, self)
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        """Who waits for the end of a session that is to make room."""
+        self.hosted = SimulatedSessions(self)
         self.links: dict[str, SimulatedLink] = {}
         for worker_place, stage in deployment.worker_places.items():
             link = SimulatedLink(self, worker_place, stage)
@@ -228,6 +269,29 @@ class GatewayProcess(Process):
 
     # Clients
 
+    def make_room(self, then: Callable[[], None]) -> bool:
+        """Whether a session can be opened now, or never will be; otherwise the one that was
+        left alone the longest is ended, and after that comes `then`."""
+        hosted = self.hosted
+        if not hosted.admission.full(self.pipeline):
+            return True
+        victim = hosted.least_needed(self.pipeline)
+        if victim is None:
+            return True
+        self.watch.evicted(self, victim)
+        self._waiting.setdefault(victim.id, []).append(lambda: self._retry(then))
+        self.handle(victim.id, core.CloseRequested(CloseReason.EVICTED))
+        return False
+
+    def _retry(self, then: Callable[[], None]) -> None:
+        if self.make_room(then):
+            then()
+
+    def _released(self, client: Client, reason: CloseReason) -> None:
+        client.released(reason)
+        for then in self._waiting.pop(client.session, []):
+            self.soon(then)
+
     def open(self, client: Client, settings_patch: dict[str, Any] | None) -> None:
         """Open a session for `client`. Raises AntiphonError, and then holds nothing."""
         now_ms = self.now_ms
@@ -239,7 +303,15 @@ class GatewayProcess(Process):
             model=self.pipeline.name,
             expires_at_s=0,
         )
-        session = Session(identity, self.pipeline, self._new_id, now_ms, controller=client.name)
+        secret = client.line.secret
+        session = Session(
+            identity,
+            self.pipeline,
+            self._new_id,
+            now_ms,
+            controller=client.name,
+            secret_digest=None if secret is None else digest(secret),
+        )
         if settings_patch:
             session.prepare(settings_patch)
         fence = Fence(identity.session, identity.epoch, identity.owner)
@@ -247,10 +319,10 @@ class GatewayProcess(Process):
         hosted = Hosted(
             session,
             wires,
-            lambda action: client.told(action.sequence, action.output),
-            client.refused,
+            client.put_out,
+            client.line.refused,
             client.hold,
-            client.released,
+            lambda reason: self._released(client, reason),
         )
         self.hosted.admit(hosted)
         client.hosted_as(self, hosted)
@@ -285,6 +357,9 @@ class GatewayProcess(Process):
     def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
         """A session entered a state."""
         self.world.note(self.place, f"{hosted.id} {before} -> {after}")
+        client = self.deployment.clients.get(hosted.id)
+        if client is not None and after is State.DETACHED:
+            client.line.left_ms = self.now_ms
 
     # Links
 

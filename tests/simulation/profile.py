@@ -24,6 +24,7 @@ LIMITS = Limits(
     restore_ms=6_000,
     open_ms=6_000,
     close_ms=4_000,
+    grace_ms=6_000,
 )
 GONE_MS = 60_000.0
 """After this nothing is left of a session that has ended, whatever happened meanwhile."""
@@ -42,6 +43,15 @@ class EngineFaults:
     hang: float = 0.0
     overflow: float = 0.0
     slow_operation: float = 0.0
+
+
+@dataclass(frozen=True)
+class DirectoryFaults:
+    """Probabilities of a call: to be answered late, with `unknown`, or not for long."""
+
+    slow: float = 0.0
+    unknown: float = 0.0
+    silent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,9 @@ class Profile:
     rude: float = 0.1
     """The share of verbs that are refused, or repeat what was said."""
     lose_input: float = 0.0
+    directory: DirectoryFaults = DirectoryFaults()
+    fickle: float = 0.0
+    """The share of what clients do that is coming, going and asking again."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -143,7 +156,7 @@ def profile_of(seed: int) -> Profile:
         engine = EngineFaults(
             refuse_open=chance.choice([0.0, 0.1]),
             refuse_configure=chance.choice([0.0, 0.3, 1.0]),
-            fail_turn=chance.choice([0.0, 0.05, 0.2]),
+            fail_turn=chance.choice([0.0, 0.1, 0.3]),
             fail_input=chance.choice([0.0, 0.03]),
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
@@ -153,6 +166,14 @@ def profile_of(seed: int) -> Profile:
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
     limits = replace(LIMITS, idle_ms=60_000) if engine.hang else LIMITS
+    limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
+    directory = DirectoryFaults()
+    if chance.random() < 0.5:
+        directory = DirectoryFaults(
+            slow=chance.choice([0.2, 1.0]),
+            unknown=chance.choice([0.0, 0.1, 0.4]),
+            silent=chance.choice([0.0, 0.02]),
+        )
     control, link = CONTROL, LINK
     if tight:
         control = ControlLimits(
@@ -193,5 +214,7 @@ def profile_of(seed: int) -> Profile:
         fault_every_ms=chance.choice([0.0, 2_500.0, 6_000.0, 15_000.0]),
         control=control,
         link=link,
+        directory=directory,
+        fickle=chance.choice([0.0, 0.1, 0.3, 0.5]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
     )

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import ErrorInfo
-from sessions.duplex import events as said
-from tests.simulation.client import MANUAL, Client
+from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import ALL
 from tests.simulation.invariants.answers import I7Answers
+from tests.simulation.kinds import client_of
 from tests.simulation.profile import GONE_MS, Profile, profile_of
 from tests.simulation.watch import Invariant, Watch
 from tests.simulation.world import SimulationFailure, World
@@ -58,7 +58,8 @@ class Schedule:
         if self._ending:
             return
         place = self.world.random.choice(self.deployment.gateway_places)
-        client = Client(self.deployment, place, f"client-{self.world.number('client')}")
+        name = f"client-{self.world.number('client')}"
+        client = client_of(self.deployment, place, name)
         client.on_end = self._gone
         self.clients.append(client)
         client.open()
@@ -118,24 +119,23 @@ class Schedule:
 
     def _probe(self, place: str) -> None:
         """After all that, a session opens, answers and closes."""
-        client = Client(self.deployment, place, f"probe-{place}")
-        client.rude, client.slow, client.talks = 0.0, False, False
-        done: list[said.Response] = []
+        client = client_of(self.deployment, place, f"probe-{place}")
+        client.rude, client.fickle, client.slow, client.talks = 0.0, 0.0, False, False
         wait_ms = self.world.now_ms + 30_000
         while not self._ready(place) and self.world.now_ms < wait_ms:
             self.world.run_for(250.0)
-        client.open(MANUAL)
+        client.open()
         self.world.run_for(3_000.0)
         if not client.view.created:
             self.world.fail("I6 cancel", f"nobody can open a session any more: {client.refusal}")
         gateway = client.gateway
         assert gateway is not None
-        gateway.run(lambda: client.say(said.CreateResponse(output_modalities=("audio",))))
-        while not done and self.world.now_ms < wait_ms + 30_000:
+        gateway.run(client.probe)
+        while client.probed() is None and self.world.now_ms < wait_ms + 30_000:
             self.world.run_for(500.0)
-            done = [r.done for r in client.view.responses.values() if r.done is not None]
-        if not done or (done[0].error is not None and not self._too_tight(done[0].error)):
-            self.world.fail("I6 cancel", f"nobody is answered any more: {done}")
+        answer = client.probed()
+        if answer is None or (answer[0] is not None and not self._too_tight(answer[0])):
+            self.world.fail("I6 cancel", f"nobody is answered any more: {answer}")
         gateway.run(client.close)
 
     def _too_tight(self, error: ErrorInfo) -> bool:

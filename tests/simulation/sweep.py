@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sessions.duplex import events as said
-from tests.simulation.client import MANUAL, Client
+from tests.simulation.client import Client
 from tests.simulation.engine import SPEECH
 from tests.simulation.profile import calm
 from tests.simulation.schedule import Outcome, Schedule, attempt
+from tests.simulation.talker import MANUAL, Talker
 
 LONGEST = 600
 """More events than the conversation has."""
@@ -37,7 +38,7 @@ WAYS: dict[str, Callable[[Client], None]] = {"close": _close, "cancel": _cancel,
 def _converse(schedule: Schedule) -> Client:
     """A client that has one conversation: it talks, is answered, and asks for more."""
     world = schedule.world
-    client = Client(schedule.deployment, "gateway-0", "client")
+    client = Talker(schedule.deployment, "gateway-0", "client")
     client.talks = False
     schedule.clients.append(client)
     verbs: list[said.ClientVerb] = [

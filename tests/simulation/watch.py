@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.hosted import Hosted
+    from protocol.errors import ErrorInfo
     from protocol.messages import Command, Report
     from sessions.actions import TurnMeasured
     from sessions.duplex.events import ClientOutput, ClientVerb
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.deployment import Deployment
     from tests.simulation.engine import EngineSession, EngineTurn
     from tests.simulation.gateway import GatewayProcess, SimulatedLink
+    from tests.simulation.line import Attachment
     from tests.simulation.process import Process
     from tests.simulation.worker import WorkerProcess
     from tests.simulation.world import World
@@ -75,6 +77,21 @@ class Invariant:
     def told(self, client: Client, sequence: int, output: ClientOutput) -> None:
         """A client is about to learn of `output`."""
 
+    def delivered(self, client: Client, attachment: Attachment, sequence: int, output: Any) -> None:
+        """An output is sent over an attachment, which may be dead."""
+
+    def attach_refused(self, client: Client, attachment: Attachment, error: ErrorInfo) -> None:
+        """A client that wanted to attach does not."""
+
+    def commanded(self, client: Client, command: str, first: bool) -> None:
+        """A verb with an id is about to be handed over, for the first time or again."""
+
+    def answered(self, client: Client, command: str) -> None:
+        """It has been handed over, and should have been answered."""
+
+    def evicted(self, gateway: GatewayProcess, victim: Hosted) -> None:
+        """A session is about to be ended to make room for another."""
+
     def measured(self, gateway: GatewayProcess, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
 
@@ -111,6 +128,11 @@ class Watch:
     opened: Callable[..., None]
     said: Callable[..., None]
     told: Callable[..., None]
+    delivered: Callable[..., None]
+    attach_refused: Callable[..., None]
+    commanded: Callable[..., None]
+    answered: Callable[..., None]
+    evicted: Callable[..., None]
     measured: Callable[..., None]
     released: Callable[..., None]
     gateway_died: Callable[..., None]

@@ -89,6 +89,13 @@ class I11Isolation(Invariant):
             case CloseReason.STALLED:
                 blocked_ms = client.blocked_ms
                 explained = blocked_ms is not None and now_ms >= blocked_ms + limits.stall_ms
+            case CloseReason.DETACHED:
+                left_ms = client.line.left_ms
+                explained = left_ms is not None and now_ms >= left_ms + limits.grace_ms
+            case CloseReason.EVICTED:
+                explained = reason in client.close_asked
+            case CloseReason.FENCED:
+                explained = "directory" in causes
             case CloseReason.ENGINE_LOST:
                 explained = bool(
                     causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
