@@ -135,6 +135,8 @@ class Client:
         self.view.told(output)
         if isinstance(output, said.SessionCreated) and self.talks:
             self._next()
+        elif isinstance(output, said.InputTranscriptionFailed) and self.talks:
+            self.later(1.0, lambda: self.say(said.RetrieveItem(output.item_id)))
         elif isinstance(output, said.Refused) and output.ref == f"verb_{self._verbs_said}":
             self.verb_ms = self._verb_before_ms
         self._unread += 1
@@ -229,7 +231,7 @@ class Client:
             return
         world = self._world
         chance = world.random
-        if self.waits and self.view.open:
+        if self.held or (self.waits and self.view.open):
             self._next()
             return
         self.patience -= 1
@@ -324,7 +326,7 @@ class Client:
 
     def _be_rude(self) -> None:
         chance = self._world.random
-        if self._world.chance(0.15):
+        if self._world.chance(0.25):
             self._storm()
             return
         self._world.count("bad input")

@@ -143,7 +143,7 @@ def profile_of(seed: int) -> Profile:
         engine = EngineFaults(
             refuse_open=chance.choice([0.0, 0.1]),
             refuse_configure=chance.choice([0.0, 0.3, 1.0]),
-            fail_turn=chance.choice([0.0, 0.05, 0.2]),
+            fail_turn=chance.choice([0.0, 0.1, 0.3]),
             fail_input=chance.choice([0.0, 0.03]),
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
@@ -168,7 +168,7 @@ def profile_of(seed: int) -> Profile:
             remembered_answers=32,
             remembered_turns=4,
             remembered_fences=8,
-            retention=RetentionLimits(bytes=20_000, pieces=4, age_ms=9_000.0),
+            retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
         )
         window = StreamLimits(
             window_messages=16, window_bytes=64 * 1024, queue_messages=96, queue_bytes=512 * 1024
@@ -190,7 +190,7 @@ def profile_of(seed: int) -> Profile:
         weather=weather,
         engine=engine,
         clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6]),
-        fault_every_ms=chance.choice([0.0, 2_500.0, 6_000.0, 15_000.0]),
+        fault_every_ms=chance.choice([0.0, 700.0, 2_500.0, 6_000.0]),
         control=control,
         link=link,
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
