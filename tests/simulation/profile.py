@@ -189,7 +189,7 @@ def profile_of(seed: int) -> Profile:
             remembered_answers=32,
             remembered_turns=4,
             remembered_fences=8,
-            retention=RetentionLimits(bytes=20_000, pieces=4, age_ms=9_000.0),
+            retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
         )
         window = StreamLimits(
             window_messages=16, window_bytes=64 * 1024, queue_messages=96, queue_bytes=512 * 1024
@@ -211,7 +211,7 @@ def profile_of(seed: int) -> Profile:
         weather=weather,
         engine=engine,
         clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6]),
-        fault_every_ms=chance.choice([0.0, 2_500.0, 6_000.0, 15_000.0]),
+        fault_every_ms=chance.choice([0.0, 700.0, 2_500.0, 6_000.0]),
         control=control,
         link=link,
         directory=directory,

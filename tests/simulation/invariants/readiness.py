@@ -8,6 +8,7 @@ from gateway.placement import WEDGED_MS
 from tests.simulation.gateway import GatewayProcess, SimulatedLink
 from tests.simulation.process import Process
 from tests.simulation.watch import Invariant
+from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
 
 MARGIN_MS = 12_000.0
@@ -34,14 +35,14 @@ class I10Readiness(Invariant):
     def stepped(self, process: Process) -> None:
         """Look from time to time: the truth here is one of seconds."""
         now_ms = self.world.now_ms
+        if isinstance(process, WorkerProcess) and process.control.ready:
+            self._last_alive_ms[process.place] = now_ms
         if now_ms - self._looked_ms < 500.0:
             return
         self._looked_ms = now_ms
-        for place, worker in self.deployment.workers.items():
+        for worker in self.deployment.workers.values():
             if worker is None or worker.paused:
                 continue
-            if worker.control.ready:
-                self._last_alive_ms[place] = now_ms
             progress, _ = self._progress.get(worker.incarnation, (-1, now_ms))
             if worker.control.progress != progress or not worker.control.waiting:
                 self._progress[worker.incarnation] = (worker.control.progress, now_ms)
