@@ -459,6 +459,8 @@ class Session:
         for binding in self._bindings.values():
             if not binding.freed:
                 binding.lost()
+        if not self._record.busy:
+            self._record.remove()
         if self._record.busy:
             self._record.abandon()
         self._release_if_free()

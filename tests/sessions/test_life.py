@@ -15,7 +15,15 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
-from sessions.actions import ClientBlocked, CloseRequested, OpenRequested, Reported, Tick
+from sessions.actions import (
+    AskDirectory,
+    ClientBlocked,
+    CloseRequested,
+    OpenRequested,
+    Released,
+    Reported,
+    Tick,
+)
 from sessions.client import Refused, Restored, Restoring, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
@@ -103,6 +111,17 @@ def test_close_frees_every_stage_and_is_idempotent() -> None:
     assert harness.released is None
     harness.later(60_000)
     assert harness.released is not None
+    assert harness.session.deadline() is None
+
+
+def test_a_directory_that_does_not_answer_holds_up_no_end() -> None:
+    harness = Harness()
+    harness.answer_closes = False
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    due_ms = harness.session.deadline()
+    assert due_ms is not None
+    actions = harness.session.handle(Tick(), due_ms)
+    assert [type(action) for action in actions] == [AskDirectory, Released]
     assert harness.session.deadline() is None
 
 
