@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 HELD_MS = 45_000.0
 """No worker may take longer than this to work off what a client has sent."""
+READ_AT_ONCE = 16
+"""So much a surface reads of its client before others have the loop."""
 HIGH_OUTPUTS = 24
 """So many unread outputs block a client that reads slowly."""
 
@@ -59,7 +61,6 @@ class Client:
         self.blocked_ms: float | None = None
         self.last_sequence = 0
         self.released_ms: float | None = None
-        self.appended_bytes = 0
         profile = deployment.profile
         self.rude = profile.rude
         self.slow = self.world.chance(0.15) and self.rude > 0
@@ -224,7 +225,11 @@ class Client:
 
     def say(self, verb: Any) -> None:
         """Hand a verb over, once it is taken."""
-        self._verbs.append(verb)
+        self.say_all([verb])
+
+    def say_all(self, verbs: list[Any]) -> None:
+        """Hand verbs over that come at once."""
+        self._verbs.extend(verbs)
         self._flush()
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
@@ -239,7 +244,12 @@ class Client:
 
     def _flush(self) -> None:
         # Not from within an output: a surface reads its client in a turn of its own.
+        said = 0
         while self._verbs and self._may_speak():
+            if said == READ_AT_ONCE:
+                self.later(0.0, self._flush)
+                return
+            said += 1
             verb = self._verbs.popleft()
             assert self.gateway is not None
             self.world.note(self.name, verb)

@@ -18,6 +18,7 @@ from protocol.edges import ConnectorKind
 from protocol.errors import AntiphonError, EngineLost
 from protocol.link import GatewayEnd, NotLinked
 from protocol.link_events import (
+    Action,
     Connected,
     Crowded,
     Deliver,
@@ -34,9 +35,11 @@ from protocol.link_events import (
 )
 from protocol.messages import (
     Command,
+    Feed,
     Fence,
     RaiseFloor,
     Report,
+    Run,
     Update,
     WorkerStatus,
     decode_report,
@@ -89,10 +92,13 @@ class SimulatedLink:
 
     def send(self, command: Command) -> None:
         """Send a command. Raises EngineLost or CapacityExceeded."""
+        urgent = isinstance(command, RaiseFloor)
+        payload = isinstance(command, Update | Run | Feed)
         try:
-            self.end.send(encode(command), urgent=isinstance(command, RaiseFloor))
+            actions = self.end.send(encode(command), urgent=urgent, payload=payload)
         except NotLinked:
             raise EngineLost("the worker is not connected") from None
+        self._carry_out(actions)
         self._gateway.watch.sent(self._gateway, self, command)
 
     def start_afresh(self) -> None:
@@ -108,8 +114,11 @@ class SimulatedLink:
 
     def handle(self, event: Event) -> None:
         """Feed the machine, and carry out what it asks for."""
+        self._carry_out(self.end.handle(event, self._gateway.now_ms))
+
+    def _carry_out(self, actions: list[Action]) -> None:
         gateway = self._gateway
-        for action in self.end.handle(event, gateway.now_ms):
+        for action in actions:
             match action:
                 case Transmit():
                     gateway.transmit(self, action.data)
@@ -228,6 +237,9 @@ class SimulatedSessions(HostedSessions):
 
         def answer() -> None:
             answered = reply or self.directory.call(request)
+            if hosted.id not in self:
+                # It was let go without this answer, and does not ask again.
+                gateway.deployment.blame(hosted.id, "directory")
             self.handle(hosted.id, core.DirectoryAnswered(answered), gateway.now_ms)
 
         gateway.later(delay_ms, answer)

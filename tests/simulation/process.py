@@ -48,9 +48,11 @@ class Process(ABC):
             self._held.append(action)
             return
         action()
-        while self._soon:
-            self._soon.popleft()()
         self.turn_ended()
+        while self._soon:
+            while self._soon:
+                self._soon.popleft()()
+            self.turn_ended()
         self.arm()
 
     def soon(self, action: Callable[[], None]) -> None:

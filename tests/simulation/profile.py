@@ -192,7 +192,14 @@ def profile_of(seed: int) -> Profile:
             retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
         )
         window = StreamLimits(
-            window_messages=16, window_bytes=64 * 1024, queue_messages=96, queue_bytes=512 * 1024
+            window_messages=16,
+            window_bytes=64 * 1024,
+            queue_messages=96,
+            queue_bytes=512 * 1024,
+            high_messages=24,
+            high_bytes=128 * 1024,
+            low_messages=6,
+            low_bytes=32 * 1024,
         )
         link = LinkSettings(
             heartbeat_ms=2_000.0,

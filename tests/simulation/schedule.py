@@ -119,15 +119,20 @@ class Schedule:
 
     def _probe(self, place: str) -> None:
         """After all that, a session opens, answers and closes."""
-        client = client_of(self.deployment, place, f"probe-{place}")
-        client.rude, client.fickle, client.slow, client.talks = 0.0, 0.0, False, False
         wait_ms = self.world.now_ms + 30_000
-        while not self._ready(place) and self.world.now_ms < wait_ms:
-            self.world.run_for(250.0)
-        client.open()
-        self.world.run_for(3_000.0)
-        if not client.view.created:
-            self.world.fail("I6 cancel", f"nobody can open a session any more: {client.refusal}")
+        while True:
+            client = client_of(self.deployment, place, f"probe-{place}")
+            client.rude, client.fickle, client.slow, client.talks = 0.0, 0.0, False, False
+            while not self._ready(place) and self.world.now_ms < wait_ms:
+                self.world.run_for(250.0)
+            client.open()
+            self.world.run_for(3_000.0)
+            if client.view.created:
+                break
+            # The other end of a link may just have given it up.
+            if self.world.now_ms >= wait_ms:
+                message = f"nobody can open a session any more: {client.refusal}"
+                self.world.fail("I6 cancel", message)
         gateway = client.gateway
         assert gateway is not None
         gateway.run(client.probe)

@@ -122,7 +122,6 @@ class Talker(Client):
 
     def _append(self, pcm: bytes) -> None:
         if not self.over and self.view.ended is None:
-            self.appended_bytes += len(pcm)
             self.say(said.AppendAudio(pcm))
 
     def _create(self, chance: Any) -> None:
@@ -202,10 +201,4 @@ class Talker(Client):
                 self.say(said.CommitInput())
                 self.say(said.ClearInput())
         else:
-            # A surface reads so many frames, then lets others have the loop.
-            for turn in range(20):
-                self.later(turn * 0.1, self._flood)
-
-    def _flood(self) -> None:
-        for _ in range(15):
-            self._append(SILENT_FRAME[:480])
+            self.say_all([said.AppendAudio(SILENT_FRAME[:480]) for _ in range(300)])

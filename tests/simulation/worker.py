@@ -187,7 +187,8 @@ class WorkerProcess(Process):
 
     def _report(self, gateway: str, report: Report) -> None:
         try:
-            self.end.send(gateway, encode(report))
+            payload = isinstance(report, Output)
+            actions = self.end.send(gateway, encode(report), payload=payload)
         except NotLinked:
             return
         except CapacityExceeded as error:
@@ -197,6 +198,9 @@ class WorkerProcess(Process):
                 self.tell(OutputRefused(report.session, report.turn, error.info()))
             else:
                 self.soon(lambda: self._link(Disconnected(gateway)))
+            return
+        for action in actions:
+            self._carry_out_link(action)
 
     def _commit(self, action: CommitTurn) -> None:
         error: ErrorInfo | None = None
