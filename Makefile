@@ -2,16 +2,18 @@
 
 SHELL := /bin/bash
 CONFIG ?= examples/voice.yaml
+EVENTS ?= 3000000
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test lint format clean
+.PHONY: help setup setup-test run test simulate lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 	@echo
 	@echo "CONFIG=FILE chooses the config of 'make run' (now $(CONFIG)),"
 	@echo "ANTIPHON_PORT=N its port (default: the config's)."
+	@echo "EVENTS=N is the length of 'make simulate' (now $(EVENTS))."
 
 setup: ## install what 'make run' needs
 	@scripts/setup run
@@ -26,6 +28,10 @@ run: ## serve examples/voice.yaml and print the address of the page
 test: ## lint and all tests: fast, with models, with a browser
 	@scripts/setup test
 	@exec scripts/test
+
+simulate: ## the simulation, EVENTS events of it
+	@scripts/setup test
+	@exec $(VENV)/python -m tests.simulation --events $(EVENTS)
 
 lint: ## ruff and mypy
 	@scripts/setup test

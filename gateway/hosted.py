@@ -40,7 +40,7 @@ from sessions.actions import (
 from sessions.admission import Admission
 from sessions.client import SessionEnded
 from sessions.deadlines import Deadlines
-from sessions.directory import MemoryDirectory, Remove
+from sessions.directory import MemoryDirectory, Remove, Request
 from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
@@ -217,13 +217,17 @@ class HostedSessions:
                     case BindStage():
                         self._bind(hosted, action.stage, events, now_ms)
                     case AskDirectory():
-                        events.append(DirectoryAnswered(self.directory.call(action.request)))
+                        self._ask(hosted, action.request, events)
                     case TurnMeasured():
                         hosted.wires.turn_over(action.turn)
                         self._observer.measured(hosted, action)
                     case Released():
                         self._released(hosted, action.reason)
         return handled
+
+    def _ask(self, hosted: Hosted, request: Request, events: deque[Event]) -> None:
+        """Call the directory; what it answers is the session's next event."""
+        events.append(DirectoryAnswered(self.directory.call(request)))
 
     def _end_failed(self, hosted: Hosted, now_ms: float) -> None:
         """End a session in order, as after any other end; if it fails at that, let it go."""

@@ -366,6 +366,8 @@ class WorkerEnd:
         if hello.attempt == known:
             if link is None:
                 return [self._ask(gateway, hello.attempt)]
+            # It knows of no link yet, so this is all that it can say.
+            link.heard(now_ms)
             return [self._welcome(link, version)]
         actions: list[Action] = []
         if link is not None:

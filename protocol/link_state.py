@@ -73,6 +73,10 @@ class OpenLink:
             actions += self.flush(now_ms)
         return actions
 
+    def heard(self, now_ms: float) -> None:
+        """The peer has given a sign of life other than a frame of this link."""
+        self._heard_ms = now_ms
+
     def tick(self, status: bytes, now_ms: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []

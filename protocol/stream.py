@@ -207,7 +207,7 @@ class Outbox:
             size = len(item.message)
             if item.sequence >= below or (burst and burst + size > limits.burst_bytes):
                 break
-            if now_ms - item.sent_ms < age_ms:
+            if item.sent_ms + age_ms > now_ms:
                 continue
             item.sent_ms = now_ms
             burst += size

@@ -183,9 +183,10 @@ class Attachments:
             self.tell(self.controller, LetGo("replaced"))
         self.controller = self._unconfirmed = request.attachment
         self._observers.pop(request.attachment, None)
-        if self._log is not None:
-            self._log.let_go()
         self._welcome(request, request.new_secret)
+        if self._log is not None:
+            # Not before it was told what was kept for it.
+            self._log.let_go()
         self._gained()
 
     def _welcome(self, request: AttachRequested, secret: str | None) -> None:

@@ -151,6 +151,11 @@ class Binding:
         return None
 
     @property
+    def configuring(self) -> bool:
+        """Whether a change of settings has not been answered yet."""
+        return bool(self._configuring)
+
+    @property
     def ready(self) -> bool:
         """Whether commands reach a worker that knows the session."""
         return self.state is BindingState.READY

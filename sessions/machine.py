@@ -49,8 +49,9 @@ class Machine(Protocol):
     def produced(self, piece: StageProduced, now_ms: float) -> None:
         """A stage made a piece of a turn's output."""
 
-    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
-        """The stage cannot do what the last settings ask of it."""
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> bool:
+        """The stage cannot do what the last settings ask of it; whether the session can go on
+        without."""
 
     def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
         """The worker of `stage` is gone, with `unapplied_bytes` of input that it was sent."""

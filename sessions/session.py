@@ -381,8 +381,8 @@ class Session:
                 self._machine.report(event.stage, event.report, self._now_ms)
             return
         if (refused := binding.refused_settings(event.report)) is not None:
-            if live:
-                self._machine.settings_refused(event.stage, refused, self._now_ms)
+            if live and not self._machine.settings_refused(event.stage, refused, self._now_ms):
+                self._close(CloseReason.ENGINE_LOST, refused)
             return
         if not binding.awaits(event.report):
             if live and binding.ready:
@@ -459,6 +459,8 @@ class Session:
         for binding in self._bindings.values():
             if not binding.freed:
                 binding.lost()
+        if not self._record.busy:
+            self._record.remove()
         if self._record.busy:
             self._record.abandon()
         self._release_if_free()

@@ -87,8 +87,8 @@ class Control:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine is loaded."""
-        return self._ready
+        """Whether sessions can be opened: the engine is loaded, and the process is not ending."""
+        return self._ready and not self._stopping
 
     @property
     def sessions(self) -> int:
@@ -134,10 +134,7 @@ class Control:
             case EngineReady():
                 self._ready = True
             case Settle():
-                for name in self._unsaid:
-                    if (session := self._sessions.get(name)) is not None:
-                        session.settle()
-                self._unsaid.clear()
+                pass
             case Tick():
                 self._tick(now_ms)
             case ShuttingDown():
@@ -150,6 +147,9 @@ class Control:
                 if session_ is not None:
                     self._engine_event(session_, event, now_ms)
                     self._note(session_, now_ms)
+        if not isinstance(event, CommandReceived):
+            # Only commands come in numbers, and have a `Settle` behind them.
+            self._settle()
         actions, self._actions = self._actions, []
         return actions
 
@@ -204,6 +204,13 @@ class Control:
                     "message": event.error.message,
                 }
                 self._report(session.owner, StageEvent(event.session, "input_failed", arguments))
+
+    def _settle(self) -> None:
+        """Say how far stream input has been applied."""
+        for name in self._unsaid:
+            if (session := self._sessions.get(name)) is not None:
+                session.settle()
+        self._unsaid.clear()
 
     def _command(self, gateway: str, command: Command, now_ms: float) -> None:
         fence = command.fence

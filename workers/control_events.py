@@ -172,7 +172,7 @@ class TurnCommitted(msgspec.Struct, frozen=True):
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """The loop turn ends: say how far stream input has been applied."""
+    """The loop turn ends that brought commands: say how far stream input has been applied."""
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -117,7 +117,7 @@ class Retention(Generic[Kept]):
         """Drop what is older than the age bound; what goes."""
         gone = []
         for kept in self._turns.values():
-            while kept.pieces and now_ms - kept.pieces[0].kept_ms >= self._limits.age_ms:
+            while kept.pieces and kept.pieces[0].kept_ms + self._limits.age_ms <= now_ms:
                 gone.append(self._drop(kept.pieces.popleft()))
                 self.expired += 1
         return gone

@@ -200,6 +200,7 @@ class Worker:
     async def _wind_down(self) -> None:
         _log.info("stopping", sessions=self._control.sessions)
         self._tell(ShuttingDown())
+        self._endpoint.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()

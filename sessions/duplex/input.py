@@ -317,6 +317,8 @@ class Input:
 
     def _not_heard(self, hearing: _Hearing, error: ErrorInfo) -> None:
         """There will be no transcript, and no answer to what was not understood."""
+        if (part := self._part(hearing)) is not None:
+            part.text = None  # What came of it before it failed is no transcript.
         if self._context.settings.audio.input.transcription is not None:
             self._context.emit(
                 InputTranscriptionFailed(hearing.item_id, hearing.content_index, error)

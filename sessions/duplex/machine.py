@@ -251,10 +251,11 @@ class DuplexMachine:
         self._context.orchestrator.output(piece, now_ms)
         self._pump()
 
-    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> bool:
         """The stage cannot do what was asked of it: back to how it hears by default.
 
-        The client, who was told that its settings hold, is told what holds instead.
+        The client, who was told that its settings hold, is told what holds instead. False
+        when the stage refuses the default as well: nobody knows how it hears.
         """
         context = self._context
         context.now_ms = now_ms
@@ -265,11 +266,17 @@ class DuplexMachine:
                 default, turn_detection=context.settings.audio.input.turn_detection
             ),
         )
+        binding = context.bindings[stage]
+        again = audio == context.settings.audio
+        if again and not binding.configuring:
+            return False
         context.settings = msgspec.structs.replace(context.settings, audio=audio)
         field = f"audio.input.transcription.{error.field}" if error.field == "language" else None
         context.emit(Refused(msgspec.structs.replace(error, field=field), None))
-        context.bindings[stage].configure()
+        if not again:
+            binding.configure()
         self._settings_changed()
+        return True
 
     def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
         """The worker of `stage` is gone, with what it held of this session.
@@ -309,8 +316,12 @@ class DuplexMachine:
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left its answer unread for too long."""
+        at_ms = self._stalled_at_ms()
+        return at_ms is not None and at_ms <= now_ms
+
+    def _stalled_at_ms(self) -> float | None:
         since = self._blocked_since_ms
-        return since is not None and now_ms - since >= self._context.pipeline.limits.stall_ms
+        return None if since is None else since + self._context.pipeline.limits.stall_ms
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes what is said: every response ends incomplete, for `reason`."""
@@ -319,10 +330,8 @@ class DuplexMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._context.orchestrator.deadline()]
-        if self._blocked_since_ms is not None:
-            deadlines.append(self._blocked_since_ms + self._context.pipeline.limits.stall_ms)
-        else:
+        deadlines = [self._context.orchestrator.deadline(), self._stalled_at_ms()]
+        if self._blocked_since_ms is None:
             deadlines.append(self._replies.deadline())
         return min((at for at in deadlines if at is not None), default=None)
 

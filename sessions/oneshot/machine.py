@@ -166,9 +166,9 @@ class OneShotMachine:
         self._orchestrator.output(piece, now_ms)
         self._pump()
 
-    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
-        """Settings are fixed at the open, where a refusal ends the session."""
-        self._emit(Refused(error, None))
+    def settings_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> bool:
+        """Settings are fixed at the open: a stage that refuses them is of no use."""
+        return False
 
     def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
         """The worker of `stage` is gone; nothing is kept there from turn to turn."""

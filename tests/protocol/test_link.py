@@ -43,7 +43,7 @@ from protocol.link_frames import (
     decode_frame,
     encode_frame,
 )
-from protocol.stream import StreamLimits
+from protocol.stream import Outbox, StreamLimits
 from tests.protocol.link_network import Faults, LinkNetwork
 
 faults = st.builds(
@@ -269,6 +269,16 @@ def test_a_restarted_gateway_gets_a_link_of_its_own() -> None:
     assert network.worker.gateways == ("g2",)
 
 
+def test_what_is_overdue_is_sent_again_at_any_time_of_the_clock() -> None:
+    outbox = Outbox(StreamLimits(retransmit_ms=2_000.0, retransmit_ceiling_ms=2_000.0))
+    outbox.put(b"message")
+    # The sum of the two times rounds down: their difference is less than 2,000.
+    assert outbox.take(15_875.806061435595) is not None
+    due_ms = outbox.deadline_ms
+    assert due_ms is not None
+    assert [batch.messages for batch in outbox.overdue(due_ms)] == [[b"message"]]
+
+
 def test_a_silent_peer_is_lost_after_the_stated_time() -> None:
     network = linked_pair()
     network.faults = Faults(drop=1.0)
@@ -335,6 +345,16 @@ def test_a_repeated_hello_does_not_reset_the_link() -> None:
     hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     assert [type(action) for action in worker.handle(hello, 0)] == [Transmit, Up]
     assert [type(action) for action in worker.handle(hello, 1)] == [Transmit]
+
+
+def test_a_gateway_that_still_says_hello_is_not_silent() -> None:
+    worker = WorkerEnd("w", WorkerInfo("s", "e", True), LinkSettings(silence_ms=5_000))
+    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    worker.handle(hello, 0)
+    # The welcome was late, as after a pause of the worker: it knows of no link yet.
+    worker.handle(hello, 6_000)
+    assert not any(isinstance(action, Down) for action in worker.handle(Tick(), 6_001))
+    assert worker.gateways == ("g",)
 
 
 def test_a_late_hello_of_a_lost_link_does_not_bring_it_back() -> None:

@@ -234,6 +234,21 @@ def test_a_reply_that_nobody_takes_ends_incomplete_at_the_bound() -> None:
     assert isinstance(come(harness, "again", cursor=0)[-1][1], ResponseDone)
 
 
+def test_what_was_put_out_while_nobody_was_there_is_told_whole_however_much_it_is() -> None:
+    harness = resumable(replay_bytes=2_000, lead_ms=60_000)
+    turn = harness.reply_turn()
+    seen = harness.sequences[-1]
+    harness.feed(Detached("client"))
+    harness.text("think", turn, "A long story.")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 200, end=False)
+    assert harness.session.kept_bytes > 2_000
+    told = come(harness, "again", cursor=seen)
+    assert attached(told).lost is None
+    assert [sequence for sequence, _ in told[1:]] == harness.sequences[seen:]
+    assert harness.session.kept_bytes <= 2_000
+
+
 def test_a_client_that_reads_nothing_is_let_go_and_may_come_back() -> None:
     harness = resumable(stall_ms=5_000, grace_ms=60_000)
     harness.reply_turn()

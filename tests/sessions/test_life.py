@@ -15,7 +15,15 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
-from sessions.actions import ClientBlocked, CloseRequested, OpenRequested, Reported, Tick
+from sessions.actions import (
+    AskDirectory,
+    ClientBlocked,
+    CloseRequested,
+    OpenRequested,
+    Released,
+    Reported,
+    Tick,
+)
 from sessions.client import Refused, Restored, Restoring, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
@@ -103,6 +111,17 @@ def test_close_frees_every_stage_and_is_idempotent() -> None:
     assert harness.released is None
     harness.later(60_000)
     assert harness.released is not None
+    assert harness.session.deadline() is None
+
+
+def test_a_directory_that_does_not_answer_holds_up_no_end() -> None:
+    harness = Harness()
+    harness.answer_closes = False
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    due_ms = harness.session.deadline()
+    assert due_ms is not None
+    actions = harness.session.handle(Tick(), due_ms)
+    assert [type(action) for action in actions] == [AskDirectory, Released]
     assert harness.session.deadline() is None
 
 
@@ -340,6 +359,16 @@ def test_a_client_that_never_reads_is_given_up() -> None:
     response = harness.one(ResponseDone).response
     assert (response.status, response.reason) == (ResponseStatus.INCOMPLETE, "stalled")
     assert harness.released is not None
+
+
+def test_a_client_that_never_reads_is_given_up_at_any_time_of_the_clock() -> None:
+    harness = Harness(voice_pipeline(stall_ms=8_000))
+    harness.reply_turn()
+    # The sum of the two times rounds down: their difference is less than 8,000.
+    harness.now_ms = 10_938.59586774235
+    harness.feed(ClientBlocked(True, "client"))
+    harness.later(8_000)
+    assert harness.one(SessionEnded).reason == "stalled"
 
 
 def test_too_much_waiting_work_is_refused_not_piled_up() -> None:

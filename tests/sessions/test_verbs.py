@@ -10,7 +10,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import Answer, Configure, RaiseFloor, Run, Signal, TurnStatus
 from protocol.payloads import PayloadType, read_conversation
 from sessions.actions import Reported
-from sessions.client import Refused, SettingsUpdated
+from sessions.client import Refused, SessionEnded, SettingsUpdated
 from sessions.duplex.events import (
     FRONT,
     AppendAudio,
@@ -310,6 +310,51 @@ def test_a_setting_that_the_stage_refuses_is_taken_back_and_told() -> None:
     assert harness.one(Refused).error.field == "audio.input.transcription.language"
     assert harness.all(SettingsUpdated)[-1].settings.audio.input.transcription is None
     assert harness.sent(Configure, "listen")[-1].settings["language"] is None
+
+
+def refuse_settings(harness: Harness) -> None:
+    """The hearing stage refuses what it was asked last."""
+    error = InvalidRequest("no such language", field="language").info()
+    configure = harness.sent(Configure, "listen")[-1]
+    harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
+
+
+def test_a_stage_that_refuses_the_default_as_well_ends_the_session() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"transcription": {"language": "xx"}}}}))
+    refuse_settings(harness)
+    assert harness.session.state is State.ACTIVE
+    refuse_settings(harness)
+    assert len(harness.sent(Configure, "listen")) == 2
+    ended = harness.one(SessionEnded)
+    assert ended.reason == "engine_lost"
+    assert ended.error.message == "no such language"
+
+
+def test_settings_refused_twice_on_their_way_fall_back_once() -> None:
+    harness = Harness()
+    for language in ("xx", "yy"):
+        patch = {"audio": {"input": {"transcription": {"language": language}}}}
+        harness.say(PatchSettings(patch))
+    error = InvalidRequest("no such language", field="language").info()
+    for configure in harness.sent(Configure, "listen"):
+        harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
+    assert len(harness.sent(Configure, "listen")) == 3
+    assert len(harness.all(Refused)) == 2
+    last = harness.sent(Configure, "listen")[-1]
+    assert last.settings["language"] is None
+    harness.feed(Reported("listen", Answer("sess_1", last.command)))
+    assert harness.session.state is State.ACTIVE
+
+
+def test_what_came_of_a_transcript_that_failed_is_no_part_of_the_conversation() -> None:
+    harness = Harness()
+    turn = harness.speak()
+    harness.text("listen", turn, "Half of wh")
+    harness.done("listen", turn, TurnStatus.FAILED)
+    harness.say(CreateResponse())
+    (given,) = harness.last_run("think").inputs
+    assert read_conversation(payload_of(given)) == []
 
 
 def test_audio_in_an_item_is_heard_once_and_not_kept() -> None:

@@ -300,7 +300,11 @@ def test_a_gap_that_stays_is_stated_and_the_rest_goes_on() -> None:
     bench.command(Update(FENCE, 4, DATA))
     assert bench.control.deadline_ms == 1000
     assert applied(bench.after(1000)) == [4]
-    assert bench.take() == [StageEvent("s", "input_lost", {"first": 2, "last": 3})]
+    # Said at once: no command may follow, because its sender waits for this.
+    assert bench.take() == [
+        StageEvent("s", "input_lost", {"first": 2, "last": 3}),
+        ReceivedThrough("s", 4),
+    ]
 
 
 def test_held_input_is_bounded() -> None:
@@ -606,6 +610,13 @@ def test_waiting_commands_are_answered_when_the_session_closes() -> None:
     assert code(answer) == "session_state_lost"
     assert ended == TurnEnded("s", 1, TurnStatus.CANCELLED)
     assert closed == Answer("s", "c2")
+
+
+def test_a_worker_that_is_ending_is_not_ready() -> None:
+    bench = Bench()
+    assert bench.control.ready
+    bench.tell(ShuttingDown())
+    assert not bench.control.ready
 
 
 def test_shutting_down_frees_everything() -> None:

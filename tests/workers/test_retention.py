@@ -41,6 +41,15 @@ def test_past_the_bound_the_gap_is_stated_by_number() -> None:
     assert retention.expired == 5
 
 
+def test_what_is_due_goes_at_any_time_of_the_clock() -> None:
+    retention: Retention[str] = Retention(RetentionLimits(age_ms=120_000.0))
+    # The sum of the two times rounds down: their difference is less than 120,000.
+    retention.keep(1, 1, 10, "p1", 11_703.491968556813)
+    due_ms = retention.deadline_ms
+    assert due_ms is not None
+    assert retention.expire(due_ms) == ["p1"]
+
+
 def test_a_full_session_paces_its_producers_until_something_is_taken() -> None:
     retention = filled(4, RetentionLimits(bytes=40))
     assert retention.full

@@ -1,0 +1,1 @@
+"""A deterministic simulation of gateways, workers and clients on virtual time."""

@@ -1,0 +1,28 @@
+"""The invariants that are checked after every step."""
+
+from tests.simulation.invariants.answers import I7Answers
+from tests.simulation.invariants.attachments import I7Attachments
+from tests.simulation.invariants.endings import I6Cancel, ResponsesEnd
+from tests.simulation.invariants.eviction import I8Eviction
+from tests.simulation.invariants.fence import I1Fence
+from tests.simulation.invariants.floor import I2Floor
+from tests.simulation.invariants.isolation import I11Isolation
+from tests.simulation.invariants.nothing_left import I4NothingLeft
+from tests.simulation.invariants.readiness import I10Readiness
+from tests.simulation.invariants.state import I5State
+
+ALL = (
+    I1Fence,
+    I2Floor,
+    I4NothingLeft,
+    I5State,
+    I6Cancel,
+    I7Answers,
+    I7Attachments,
+    I8Eviction,
+    I10Readiness,
+    I11Isolation,
+    ResponsesEnd,
+)
+
+__all__ = ["ALL"]

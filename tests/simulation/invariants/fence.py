@@ -1,0 +1,91 @@
+"""I1: once a worker has accepted (e, owner) it accepts no lower epoch, and not e from
+another owner."""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorInfo
+from protocol.messages import Answer, Close, Open, Report, TurnEnded
+from tests.simulation.watch import Invariant
+from tests.simulation.worker import WorkerProcess
+from tests.simulation.world import World
+from workers.control_events import (
+    Action,
+    CommandReceived,
+    DiscardPayload,
+    Event,
+    OpenSession,
+    SendReport,
+)
+
+
+class I1Fence(Invariant):
+    """What each worker has accepted, and that it keeps to it."""
+
+    name = "I1 fence"
+    preconditions = (
+        "equal epoch of another owner refused",
+        "lower epoch refused",
+        "sender that is not the owner refused",
+        "higher epoch accepted",
+    )
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._accepted: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
+        """A command that must be refused does nothing; one of the owner is never fenced."""
+        if not isinstance(event, CommandReceived):
+            return
+        fence = event.command.fence
+        key = (worker.incarnation, fence.session)
+        known = self._accepted.get(key)
+        refusal = _refusal(event.gateway, (fence.epoch, fence.owner), known)
+        if refusal is not None:
+            self.count(refusal)
+            for action in actions:
+                self.check(
+                    isinstance(action, DiscardPayload) or _is_fenced(action),
+                    f"{worker.place} has accepted {known} of {fence.session}, yet does {action}"
+                    f" for {event.gateway} with {fence}",
+                )
+            return
+        if known is None and isinstance(event.command, Open | Close):
+            if isinstance(event.command, Close) or any(
+                isinstance(action, OpenSession) for action in actions
+            ):
+                self._accepted[key] = (fence.epoch, fence.owner)
+        elif known is not None and known != (fence.epoch, fence.owner):
+            if isinstance(event.command, Open | Close) and not any(map(_error, actions)):
+                self.count("higher epoch accepted")
+                self._accepted[key] = (fence.epoch, fence.owner)
+        elif known is not None:
+            self.check(
+                not any(map(_is_fenced, actions)),
+                f"{worker.place} fences {fence}, which it has accepted",
+            )
+
+
+def _refusal(gateway: str, fence: tuple[int, str], known: tuple[int, str] | None) -> str | None:
+    """Why a command must be refused; None when it need not be."""
+    epoch, owner = fence
+    if owner != gateway:
+        return "sender that is not the owner refused"
+    if known is not None and epoch < known[0]:
+        return "lower epoch refused"
+    if known is not None and epoch == known[0] and owner != known[1]:
+        return "equal epoch of another owner refused"
+    return None
+
+
+def _error(action: Action) -> ErrorInfo | None:
+    if isinstance(action, SendReport):
+        report: Report = action.report
+        if isinstance(report, Answer | TurnEnded):
+            return report.error
+    return None
+
+
+def _is_fenced(action: Action) -> bool:
+    error = _error(action)
+    return error is not None and error.code == "fenced"

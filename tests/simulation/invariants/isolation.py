@@ -1,0 +1,106 @@
+"""I11: one session's failure never ends or stalls another session."""
+
+from __future__ import annotations
+
+from sessions.client import SessionEnded
+from sessions.duplex import events as said
+from sessions.lifecycle import CloseReason
+from tests.simulation.client import Client
+from tests.simulation.watch import Invariant
+
+EXPLAINED_BY: dict[str, frozenset[str]] = {
+    "engine_failed": frozenset({"engine", "stolen", "stopped"}),
+    "engine_lost": frozenset({"lost", "stolen", "stopped"}),
+    "session_state_lost": frozenset({"lost", "stolen", "stopped"}),
+    "fenced": frozenset({"stolen"}),
+    "capacity_exceeded": frozenset({"full", "tight", "lost"}),
+    "invalid_value": frozenset({"open refused", "configure refused"}),
+}
+"""What must have been done to a session before one of its responses fails with a code."""
+
+
+class I11Isolation(Invariant):
+    """Whatever fails or ends has a cause in its own session, or in the worker it ran on."""
+
+    name = "I11 isolation"
+    preconditions = (
+        "responses failed for a cause of their own",
+        "responses completed beside a failure",
+        "sessions ended for a reason of their own",
+    )
+
+    def opened(self, client: Client) -> None:
+        """A world whose limits are tight may refuse anybody."""
+        if self.deployment.profile.tight:
+            self.deployment.blame(client.session, "tight")
+
+    def told(self, client: Client, sequence: int, output: said.ClientOutput) -> None:
+        """A failure and an end are explained."""
+        match output:
+            case said.ResponseDone(response=response):
+                if response.status is said.ResponseStatus.FAILED:
+                    self._failed(client, response)
+                elif response.status is said.ResponseStatus.CANCELLED:
+                    self._cancelled(client, response)
+                elif response.status is said.ResponseStatus.COMPLETED and any(
+                    "engine" in causes for causes in self.deployment.causes.values()
+                ):
+                    self.count("responses completed beside a failure")
+            case SessionEnded():
+                self._ended(client, CloseReason(output.reason))
+
+    def _failed(self, client: Client, response: said.Response) -> None:
+        assert response.error is not None
+        causes = self.deployment.causes[client.session]
+        code = response.error.code
+        expected = EXPLAINED_BY.get(code)
+        self.check(
+            expected is not None and bool(expected & causes),
+            f"a response of {client.session} fails with {response.error}; causes: {causes}",
+        )
+        self.count("responses failed for a cause of their own")
+
+    def _cancelled(self, client: Client, response: said.Response) -> None:
+        """Somebody asked for that; where no process fails nobody waits until all is over."""
+        profile = self.deployment.profile
+        if response.reason == "client_cancelled" and not client.interrupted:
+            troubled = profile.fault_every_ms or profile.engine.hang or client.slow
+            quiet_ms = self.deployment.quiet_since_ms
+            idle_ms = profile.pipeline.limits.idle_ms
+            if quiet_ms is not None and self.world.now_ms > quiet_ms + idle_ms:
+                troubled = False
+            self.check(
+                bool(client.close_asked) or bool(troubled),
+                f"a response of {client.session} is cancelled, and nobody has asked for that",
+            )
+
+    def _ended(self, client: Client, reason: CloseReason) -> None:
+        gateway, limits = client.gateway, self.deployment.profile.pipeline.limits
+        assert gateway is not None
+        causes = self.deployment.causes[client.session]
+        now_ms = gateway.now_ms
+        match reason:
+            case CloseReason.CLIENT | CloseReason.ADMIN | CloseReason.DRAINED:
+                explained = reason in client.close_asked
+            case CloseReason.IDLE:
+                explained = now_ms >= client.verb_ms + limits.idle_ms
+            case CloseReason.MAX_AGE:
+                explained = now_ms >= client.opened_ms + limits.max_age_ms
+            case CloseReason.STALLED:
+                blocked_ms = client.blocked_ms
+                explained = blocked_ms is not None and now_ms >= blocked_ms + limits.stall_ms
+            case CloseReason.DETACHED:
+                left_ms = client.line.left_ms
+                explained = left_ms is not None and now_ms >= left_ms + limits.grace_ms
+            case CloseReason.EVICTED:
+                explained = reason in client.close_asked
+            case CloseReason.FENCED:
+                explained = "directory" in causes
+            case CloseReason.ENGINE_LOST:
+                explained = bool(
+                    causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
+                )
+            case _:
+                explained = False
+        self.count("sessions ended for a reason of their own")
+        self.check(explained, f"{client.session} ends: {reason}; causes: {causes}")

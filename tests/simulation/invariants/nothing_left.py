@@ -1,0 +1,106 @@
+"""I4: a closed session holds nothing anywhere after a bounded time."""
+
+from __future__ import annotations
+
+from sessions.lifecycle import CloseReason
+from tests.simulation.client import Client
+from tests.simulation.gateway import GatewayProcess
+from tests.simulation.process import Process
+from tests.simulation.profile import GONE_MS
+from tests.simulation.watch import Invariant
+from tests.simulation.worker import WorkerProcess
+
+
+class I4NothingLeft(Invariant):
+    """What is held belongs to sessions that are hosted; after GONE_MS workers agree."""
+
+    name = "I4 nothing left"
+    preconditions = (
+        "sessions closed",
+        "sessions of a dead gateway",
+        "sessions whose place was given back",
+        "worlds that settled",
+    )
+
+    def released(self, client: Client, reason: CloseReason) -> None:
+        """At the gateway everything goes at once, at the workers within GONE_MS."""
+        self.count("sessions closed")
+        gateway = client.gateway
+        assert gateway is not None
+        self.check(client.session not in gateway.hosted, f"{client.session} is hosted still")
+        record = gateway.hosted.directory.get(client.session)
+        # Of a directory that does not answer nobody knows what it keeps.
+        in_doubt = "directory" in self.deployment.causes[client.session]
+        late = self.deployment.profile.directory.slow > 0
+        self.check(record is None or in_doubt or late, f"the directory keeps {record}")
+        self.count("sessions whose place was given back")
+        self._look_later(client.session)
+
+    def gateway_died(self, gateway: GatewayProcess) -> None:
+        """Its sessions are gone from the workers in time as well."""
+        for hosted in gateway.hosted.all():
+            self.count("sessions of a dead gateway")
+            self._look_later(hosted.id)
+
+    def _look_later(self, session: str) -> None:
+        self.world.after(GONE_MS, lambda: self._look(session))
+
+    def _look(self, session: str) -> None:
+        for worker in self.deployment.workers.values():
+            if worker is None or worker.paused:
+                continue
+            self.check(
+                session not in worker.engine.sessions,
+                f"{worker.place} holds {session} {GONE_MS} ms after its end",
+            )
+
+    def stepped(self, process: Process) -> None:
+        """The counts of what is held agree with each other."""
+        if isinstance(process, GatewayProcess):
+            hosted = process.hosted
+            held = hosted.admission.held(process.pipeline.name)
+            self.check(held == len(hosted), f"{held} places for {len(hosted)} sessions")
+            if not self.deployment.profile.directory.slow:
+                records = len(hosted.directory)
+                self.check(records <= len(hosted), f"{records} records for {len(hosted)} sessions")
+            self.check(
+                len(hosted.deadlines) <= len(hosted),
+                f"{len(hosted.deadlines)} timers for {len(hosted)} sessions",
+            )
+        elif isinstance(process, WorkerProcess):
+            control = process.control
+            self.check(control.kept_bytes >= 0, f"{control.kept_bytes} bytes are kept")
+            self.check(control.waiting >= 0, f"{control.waiting} turns and commands wait")
+
+    def _in_doubt(self, gateway: GatewayProcess) -> int:
+        """Records of sessions that ended while the directory was away."""
+        causes, hosted = self.deployment.causes, gateway.hosted
+        return sum(
+            session not in hosted and hosted.directory.get(session) is not None
+            for session, why in causes.items()
+            if "directory" in why
+        )
+
+    def settled(self) -> None:
+        """Nothing is held by anybody."""
+        self.count("worlds that settled")
+        for gateway in self.deployment.gateways.values():
+            if gateway is None:
+                continue
+            hosted = gateway.hosted
+            self.check(len(hosted) == 0, f"{gateway.place} hosts {[h.id for h in hosted.all()]}")
+            records = len(hosted.directory) - self._in_doubt(gateway)
+            self.check(records == 0, f"{gateway.place} has records")
+            self.check(hosted.deadlines.next_ms() is None, f"{gateway.place} has a timer")
+            for replica in gateway.placement.all():
+                self.check(not replica.sessions, f"{replica.name} has {replica.sessions}")
+                waiting = gateway.placement.waiting(replica.stage)
+                self.check(not waiting, f"{waiting} wait for {replica.stage}")
+        for worker in self.deployment.workers.values():
+            if worker is None:
+                continue
+            control = worker.control
+            held = (control.sessions, control.waiting, control.kept_bytes)
+            self.check(held == (0, 0, 0), f"{worker.place} holds {held}")
+            self.check(not worker.engine.sessions, f"{worker.place} has {worker.engine.sessions}")
+            self.check(control.deadline_ms is None, f"{worker.place} has a timer")

@@ -1,0 +1,1 @@
+"""Small faults in the machines, each of which the simulation has to see."""

@@ -1,0 +1,204 @@
+"""The mutations: a file, a text that occurs in it once, and what stands there instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What is broken, and where."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation(
+        "another owner is let in with the same epoch",
+        "workers/control.py",
+        "            or fence.epoch > known[0]\n",
+        "            or fence.epoch >= known[0]\n",
+    ),
+    Mutation(
+        "a lower epoch is let in",
+        "workers/control.py",
+        "            or fence.epoch > known[0]\n",
+        "            or fence.epoch != known[0]\n",
+    ),
+    Mutation(
+        "a fence is valid whoever sends it",
+        "workers/control.py",
+        "        if fence.owner != gateway:\n            return False\n",
+        "",
+    ),
+    Mutation(
+        "sessions of a gateway that is gone stay",
+        "workers/control.py",
+        "                del self._gone_ms[gateway]\n"
+        "                self._free_sessions_of(gateway, now_ms)\n",
+        "                del self._gone_ms[gateway]\n",
+    ),
+    Mutation(
+        "a raised floor leaves the last turn running",
+        "workers/turn_control.py",
+        "            if state.lane == lane and turn < floor:\n"
+        "                self._cancel(turn, state, now_ms)\n",
+        "            if state.lane == lane and turn < floor - 1:\n"
+        "                self._cancel(turn, state, now_ms)\n",
+    ),
+    Mutation(
+        "what a cancelled turn still makes is sent",
+        "workers/turn_control.py",
+        "        if state is None or state.cancel_by_ms is not None:\n"
+        "            return\n"
+        "        if self._retention.overfull:\n",
+        "        if state is None:\n"
+        "            return\n"
+        "        if self._retention.overfull:\n",
+    ),
+    Mutation(
+        "a repeated command is carried out again",
+        "workers/session_control.py",
+        "        if command in self._answers:\n            answer = self._answers[command]\n",
+        "        if command is None:\n            answer = self._answers[command]\n",
+    ),
+    Mutation(
+        "lost input is not stated",
+        "workers/session_control.py",
+        '        self.report(self.owner, StageEvent(self.session, "input_lost", arguments))\n',
+        "",
+    ),
+    Mutation(
+        "a session is freed while its turns run",
+        "workers/session_control.py",
+        "SessionState.CLOSING or self.turns or self._busy is not None:",
+        "SessionState.CLOSING or self._busy is not None:",
+    ),
+    Mutation(
+        "a close leaves turns to themselves",
+        "workers/session_control.py",
+        "            self.gap_since_ms = None\n            self.turns.cancel_all(now_ms)\n",
+        "            self.gap_since_ms = None\n",
+    ),
+    Mutation(
+        "input that came before is taken again",
+        "workers/input_order.py",
+        "if update.sequence <= self.received or update.sequence in self._held:",
+        "if update.sequence in self._held:",
+    ),
+    Mutation(
+        "the last acknowledged piece is kept",
+        "workers/retention.py",
+        "kept.pieces[0].sequence <= through:",
+        "kept.pieces[0].sequence < through:",
+    ),
+    Mutation(
+        "a repeated frame is delivered again",
+        "protocol/stream.py",
+        "        if first == self._through + 1 and not self._held:\n"
+        "            self._through += len(messages)\n",
+        "        if first <= self._through + 1 and not self._held:\n"
+        "            self._through = max(self._through, first + len(messages) - 1)\n",
+    ),
+    Mutation(
+        "nothing is ever sent again",
+        "protocol/stream.py",
+        "        batches = self._again(self._next, now_ms, self._patience_ms)\n",
+        "        batches: list[Batch] = []\n",
+    ),
+    Mutation(
+        "a silent peer is never lost",
+        "protocol/link_state.py",
+        "return now_ms >= self._heard_ms + self._settings.silence_ms",
+        "return now_ms >= self._heard_ms + 1e9",
+    ),
+    Mutation(
+        "frames of an earlier link are taken",
+        "protocol/link.py",
+        "                if self._link is None or frame.address != self._link.address:\n",
+        "                if self._link is None:\n",
+    ),
+    Mutation(
+        "an interruption does not reach the turn that runs",
+        "sessions/lanes.py",
+        "        self._floors[lane] = self._last_turn + 1\n",
+        "        self._floors[lane] = self._last_turn\n",
+    ),
+    Mutation(
+        "a turn that fails tells nobody",
+        "sessions/orchestrator.py",
+        "        self._emit(self._result(flow, error, frozenset(unsettled)))\n",
+        "",
+    ),
+    Mutation(
+        "the credit of a clause does not return",
+        "sessions/orchestrator.py",
+        "                edge_flow.held -= 1\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "a response is complete before all is sent",
+        "sessions/duplex/replies.py",
+        "            if generation.complete and not waits and not generation.done:\n",
+        "            if generation._drained and not waits and not generation.done:\n",
+    ),
+    Mutation(
+        "an interrupted turn goes on",
+        "sessions/duplex/replies.py",
+        "        self._context.orchestrator.cancel(generation.lane)\n"
+        "        self._finish(generation, ResponseStatus.CANCELLED, reason, None)\n",
+        "        self._finish(generation, ResponseStatus.CANCELLED, reason, None)\n",
+    ),
+    Mutation(
+        "text that was sent is sent again",
+        "sessions/duplex/generation.py",
+        "        delta = self._text[self._released : end]\n",
+        "        delta = self._text[max(0, self._released - 7) : end]\n",
+    ),
+    Mutation(
+        "half a transcript is read as a whole",
+        "sessions/duplex/input.py",
+        "            part.text = None  # What came of it before it failed is no transcript.\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "a place is never given back",
+        "sessions/admission.py",
+        "        self._held[pipeline.name] -= 1\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "a record is never removed",
+        "sessions/directory.py",
+        "                self._records.pop(session, None)\n",
+        "                pass\n",
+    ),
+    Mutation(
+        "turns that have stopped are counted for ever",
+        "sessions/backlog.py",
+        "        self._stopping.discard(turn)\n",
+        "",
+    ),
+    Mutation(
+        "a session that has ended waits for a worker",
+        "gateway/hosted.py",
+        "        self._placement.forget(hosted.id)\n",
+        "",
+    ),
+    Mutation(
+        "a lost worker is told to nobody",
+        "gateway/hosted.py",
+        "            if hosted.wires.bound_to(replica):\n"
+        "                self.stage_lost(hosted.id, replica.stage, now_ms)\n",
+        "            pass\n",
+    ),
+    Mutation(
+        "a wedged worker is ready",
+        "gateway/placement.py",
+        "        return self.ready and not self.wedged(now_ms)\n",
+        "        return self.ready\n",
+    ),
+)

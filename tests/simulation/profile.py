@@ -1,0 +1,227 @@
+"""What kind of world a seed makes: its pipeline, its size, how bad things are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from protocol.edges import CLIENT, ConnectorKind, edge_name
+from protocol.link_events import LinkSettings
+from protocol.payloads import PayloadType
+from protocol.stream import StreamLimits
+from sessions.pipeline import Delivery, Edge, Limits, Pipeline
+from tests.simulation.network import Weather
+from workers.control_events import ControlLimits
+from workers.retention import RetentionLimits
+
+LINK = LinkSettings(heartbeat_ms=2_000.0, silence_ms=7_000.0, refused_ms=3_000.0)
+CONTROL = ControlLimits(cancel_ms=2_000.0, owner_gone_ms=6_000.0)
+LIMITS = Limits(
+    sessions=4,
+    idle_ms=20_000,
+    max_age_ms=300_000,
+    stall_ms=8_000,
+    restore_ms=6_000,
+    open_ms=6_000,
+    close_ms=4_000,
+    grace_ms=6_000,
+)
+GONE_MS = 60_000.0
+"""After this nothing is left of a session that has ended, whatever happened meanwhile."""
+
+
+@dataclass(frozen=True)
+class EngineFaults:
+    """Probabilities: of an operation, a turn, a piece of input."""
+
+    refuse_open: float = 0.0
+    refuse_configure: float = 0.0
+    fail_turn: float = 0.0
+    fail_input: float = 0.0
+    give_up_turn: float = 0.0
+    stubborn: float = 0.0
+    hang: float = 0.0
+    overflow: float = 0.0
+    slow_operation: float = 0.0
+
+
+@dataclass(frozen=True)
+class DirectoryFaults:
+    """Probabilities of a call: to be answered late, with `unknown`, or not for long."""
+
+    slow: float = 0.0
+    unknown: float = 0.0
+    silent: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The world of one seed. Times are means, in virtual ms."""
+
+    pipeline: Pipeline
+    gateways: int
+    replicas: int
+    local: bool
+    """Whether the end of a process is seen by its peers at once."""
+    arena: bool
+    """Whether stream input goes beside the link."""
+    weather: Weather
+    engine: EngineFaults
+    clients: int
+    fault_every_ms: float
+    link: LinkSettings = LINK
+    control: ControlLimits = CONTROL
+    rude: float = 0.1
+    """The share of verbs that are refused, or repeat what was said."""
+    lose_input: float = 0.0
+    directory: DirectoryFaults = DirectoryFaults()
+    fickle: float = 0.0
+    """The share of what clients do that is coming, going and asking again."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of the pipeline."""
+        return self.pipeline.stages
+
+    @property
+    def tight(self) -> bool:
+        """Whether limits are so low that they are met."""
+        return self.control is not CONTROL
+
+
+def pipeline_of(stages: str, connectors: bool, limits: Limits = LIMITS) -> Pipeline:
+    """A voice pipeline: `plain`, or `chain` where the voice is two stages."""
+    text, codes = PayloadType.TEXT, PayloadType.CODEC_CODES
+    edges = [Edge("listen", "think", text, Delivery.FULL)]
+    if stages == "plain":
+        names: tuple[str, ...] = ("listen", "think", "speak")
+        edges.append(Edge("think", "speak", text, Delivery.CHUNK))
+    else:
+        names = ("listen", "think", "voice", "speak")
+        delivery = Delivery.CHUNK if stages == "chain" else Delivery.FULL
+        edges.append(Edge("think", "voice", text, Delivery.CHUNK))
+        edges.append(Edge("voice", "speak", codes, delivery))
+    kinds = {}
+    if connectors:
+        kinds[edge_name(CLIENT, "listen")] = ConnectorKind.SHM
+        if "voice" in names:
+            kinds[edge_name("voice", "speak")] = ConnectorKind.SHM
+    return Pipeline(
+        name=stages,
+        stages=names,
+        edges=tuple(edges),
+        outputs={"text": "think", "audio": "speak"},
+        connectors=kinds,
+        limits=limits,
+        instructions="Be brief.",
+        voice="joe",
+        voices={"joe": "joe", "amy": "amy"},
+    )
+
+
+def calm(stages: str = "plain") -> Profile:
+    """A world without faults, with one client."""
+    return Profile(
+        pipeline=pipeline_of(stages, False),
+        gateways=1,
+        replicas=1,
+        local=True,
+        arena=False,
+        weather=Weather(),
+        engine=EngineFaults(),
+        clients=1,
+        fault_every_ms=0.0,
+        rude=0.0,
+    )
+
+
+def profile_of(seed: int) -> Profile:
+    """The world of a seed."""
+    chance = random.Random(f"profile {seed}")
+    gateways = chance.choice([1, 2])
+    arena = chance.random() < 0.5
+    bad = chance.random() < 0.6
+    sick = chance.random() < 0.7
+    tight = chance.random() < 0.3
+    weather = Weather()
+    if bad:
+        weather = Weather(
+            drop=chance.choice([0.0, 0.02, 0.1]),
+            duplicate=chance.choice([0.0, 0.02, 0.1]),
+            spoil=chance.choice([0.0, 0.01]),
+            spread_ms=chance.choice([0.0, 2.0, 30.0, 200.0]),
+        )
+    engine = EngineFaults()
+    if sick:
+        engine = EngineFaults(
+            refuse_open=chance.choice([0.0, 0.1]),
+            refuse_configure=chance.choice([0.0, 0.3, 1.0]),
+            fail_turn=chance.choice([0.0, 0.1, 0.3]),
+            fail_input=chance.choice([0.0, 0.03]),
+            give_up_turn=chance.choice([0.0, 0.03]),
+            stubborn=chance.choice([0.0, 0.1, 0.3]),
+            hang=chance.choice([0.0, 0.0, 0.03, 0.3]),
+            overflow=chance.choice([0.0, 0.03]),
+            slow_operation=chance.choice([0.0, 0.3]),
+        )
+    # Engines that hang are seen to be wedged only while somebody waits for them.
+    limits = replace(LIMITS, idle_ms=60_000) if engine.hang else LIMITS
+    limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
+    directory = DirectoryFaults()
+    if chance.random() < 0.5:
+        directory = DirectoryFaults(
+            slow=chance.choice([0.2, 1.0]),
+            unknown=chance.choice([0.0, 0.1, 0.4]),
+            silent=chance.choice([0.0, 0.02]),
+        )
+    control, link = CONTROL, LINK
+    if tight:
+        control = ControlLimits(
+            sessions=5,
+            turns_per_session=4,
+            turns=8,
+            waiting_commands=8,
+            held_inputs=8,
+            cancel_ms=2_000.0,
+            owner_gone_ms=6_000.0,
+            fed_payloads=3,
+            lanes=2,
+            remembered_answers=32,
+            remembered_turns=4,
+            remembered_fences=8,
+            retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
+        )
+        window = StreamLimits(
+            window_messages=16,
+            window_bytes=64 * 1024,
+            queue_messages=96,
+            queue_bytes=512 * 1024,
+            high_messages=24,
+            high_bytes=128 * 1024,
+            low_messages=6,
+            low_bytes=32 * 1024,
+        )
+        link = LinkSettings(
+            heartbeat_ms=2_000.0,
+            silence_ms=7_000.0,
+            refused_ms=3_000.0,
+            acknowledge_messages=4,
+            gateways=gateways,
+            ordered=window,
+        )
+    return Profile(
+        pipeline=pipeline_of(chance.choice(["plain", "plain", "chain", "whole"]), arena, limits),
+        gateways=gateways,
+        replicas=chance.choice([1, 1, 2]),
+        local=chance.random() < 0.6,
+        arena=arena,
+        weather=weather,
+        engine=engine,
+        clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6]),
+        fault_every_ms=chance.choice([0.0, 700.0, 2_500.0, 6_000.0]),
+        control=control,
+        link=link,
+        directory=directory,
+        fickle=chance.choice([0.0, 0.1, 0.3, 0.5]),
+        lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
+    )

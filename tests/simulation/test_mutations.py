@@ -1,0 +1,25 @@
+"""Every small fault in a machine is seen by the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutations.catch import catch_all, mutated
+from tests.simulation.mutations.faults_in_machines import MUTATIONS, Mutation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mutation_names_text_that_is_there_once(mutation: Mutation, tmp_path: Path) -> None:
+    mutated(mutation, tmp_path)
+    assert mutation.new in (tmp_path / mutation.file).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_every_mutation_is_caught() -> None:
+    caught = catch_all()
+    for result in caught:
+        print(f"{result.seconds:6.1f} s  {result.mutation.name}: {result.by}")
+    assert [result.mutation.name for result in caught if result.by is None] == []

@@ -1,0 +1,284 @@
+"""A worker process: the real control side and the real link end, and a synthetic engine.
+
+What `workers.worker` and `protocol.link_zmq` do on a loop is done here on virtual time:
+actions are carried out, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, assert_never
+
+from protocol.connectors import InlineDescriptor
+from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.link import NotLinked, WorkerEnd
+from protocol.link_events import (
+    Action as LinkAction,
+)
+from protocol.link_events import (
+    Crowded,
+    Deliver,
+    Disconnected,
+    Down,
+    Flush,
+    PeerStatus,
+    Received,
+    Refused,
+    StatusChanged,
+    Transmit,
+    Up,
+)
+from protocol.link_events import (
+    Event as LinkEvent,
+)
+from protocol.link_events import Tick as LinkTick
+from protocol.link_frames import WorkerInfo
+from protocol.messages import Output, Report, Update, WorkerStatus, decode_command, encode
+from tests.simulation.engine import FAILED, CommitRefused, SyntheticEngine, payload_of
+from tests.simulation.process import Process
+from workers.control import Control
+from workers.control_events import (
+    AbandonTurn,
+    Action,
+    ApplyInput,
+    AttachArena,
+    CancelTurn,
+    CommandReceived,
+    CommitTurn,
+    ConfigureSession,
+    DiscardPayload,
+    EngineReady,
+    Event,
+    FeedTurn,
+    FreeSession,
+    GatewayDown,
+    GatewayUp,
+    LinkCrowded,
+    OpenSession,
+    OutputRefused,
+    PaceTurn,
+    RepeatTurn,
+    SendOutput,
+    SendReport,
+    Settle,
+    ShuttingDown,
+    SignalSession,
+    StartTurn,
+    Tick,
+    TurnCommitted,
+    VoidTurn,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.deployment import Deployment
+
+
+class WorkerProcess(Process):
+    """One incarnation of the worker at a place."""
+
+    def __init__(self, deployment: Deployment, place: str, stage: str, incarnation: str) -> None:
+        super().__init__(deployment.world, place, incarnation)
+        self.profile = deployment.profile
+        self.watch = deployment.watch
+        self.stage = stage
+        self.control = Control(self.profile.control)
+        self.recent: deque[CommandReceived] = deque(maxlen=24)
+        """What its present links brought last, to be repeated."""
+        self._deployment = deployment
+        self.engine = SyntheticEngine(self)
+        if deployment.quiet_since_ms is not None:
+            self.engine.obey()
+        info = WorkerInfo(stage, "synthetic", False)
+        self.end = WorkerEnd(incarnation, info, self.profile.link)
+        self._events: deque[Event] = deque()
+        self._telling = False
+        self._settle_due = False
+        self.later(deployment.world.random.choice([0.0, 0.0, 50.0, 800.0]), self._loaded)
+
+    def thought(self, run: int, last: int) -> None:
+        """An engine has thought a run, up to the word of this number."""
+        self._deployment.runs[run] = last
+
+    def spoke(self, run: int, clause: int, piece: int) -> None:
+        """An engine has spoken a piece of a run."""
+        self._deployment.spoken[run] = (clause, piece)
+
+    def stop(self) -> None:
+        """End in order: whoever has a session here is told, then the process ends."""
+        self.tell(ShuttingDown())
+        self._refresh_status(announce=True)
+
+    def blame(self, session: str, cause: str) -> None:
+        """What goes wrong with `session` from now on has this cause."""
+        self._deployment.blame(session, cause)
+
+    # From outside
+
+    def receive(self, gateway: str, data: bytes) -> None:
+        """The network brought a frame."""
+        self._link(Received(data, gateway))
+
+    def disconnected(self, gateway: str) -> None:
+        """The transport has lost a gateway for certain."""
+        self._link(Disconnected(gateway))
+
+    def input_arrived(self, gateway: str, update: Update) -> None:
+        """Stream input came beside the link."""
+        self._settle_due = True
+        self.tell(CommandReceived(gateway, update))
+
+    def inject(self, event: CommandReceived | GatewayUp) -> None:
+        """Something comes that the simulation made: a command repeated, or of another owner."""
+        self._settle_due = True
+        self.world.note(self.place, event)
+        self.tell(event)
+
+    # The control side
+
+    def tell(self, event: Event) -> None:
+        """Handle `event` after those before it, and carry out what it causes."""
+        self._events.append(event)
+        if self._telling:
+            return
+        self._telling = True
+        while self._events:
+            following = self._events.popleft()
+            actions = self.control.handle(following, self.now_ms)
+            self.watch.handled(self, following, actions)
+            for action in actions:
+                self.world.note(self.place, action)
+                self._carry_out(action)
+        self._telling = False
+
+    def _carry_out(self, action: Action) -> None:
+        engine = self.engine
+        match action:
+            case SendReport():
+                self._report(action.gateway, action.report)
+            case SendOutput():
+                descriptor = InlineDescriptor(action.payload)
+                report = Output(action.session, action.turn, action.sequence, descriptor)
+                self._report(action.gateway, report)
+            case OpenSession() | ConfigureSession() | SignalSession():
+                engine.operate(action)
+            case ApplyInput():
+                engine.apply(action)
+            case StartTurn():
+                engine.start(action)
+            case RepeatTurn():
+                pass  # Its output follows.
+            case CommitTurn():
+                self._commit(action)
+            case FeedTurn():
+                payload = None if action.payload is None else payload_of(action.payload)
+                engine.feed(action.session, action.turn, payload, action.last)
+            case CancelTurn():
+                engine.cancel(action.session, action.turn)
+            case AbandonTurn():
+                engine.abandon(action.session, action.turn)
+            case PaceTurn():
+                engine.pace(action.session, action.turn, action.wait)
+            case FreeSession():
+                engine.free(action.session)
+            case AttachArena() | DiscardPayload() | VoidTurn():
+                pass  # Everything travels inside messages here.
+            case _:
+                assert_never(action)
+
+    def _report(self, gateway: str, report: Report) -> None:
+        try:
+            payload = isinstance(report, Output)
+            actions = self.end.send(gateway, encode(report), payload=payload)
+        except NotLinked:
+            return
+        except CapacityExceeded as error:
+            self.world.count("link full at the worker")
+            if isinstance(report, Output):
+                self.blame(report.session, "full")
+                self.tell(OutputRefused(report.session, report.turn, error.info()))
+            else:
+                self.soon(lambda: self._link(Disconnected(gateway)))
+            return
+        for action in actions:
+            self._carry_out_link(action)
+
+    def _commit(self, action: CommitTurn) -> None:
+        error: ErrorInfo | None = None
+        try:
+            action.commit()
+        except CommitRefused:
+            error = FAILED
+        self.tell(TurnCommitted(action.session, action.turn, error))
+
+    def _loaded(self) -> None:
+        self.tell(EngineReady())
+        self._refresh_status(announce=True)
+
+    def _refresh_status(self, *, announce: bool = False) -> None:
+        control = self.control
+        status = WorkerStatus(
+            self.stage,
+            control.sessions,
+            control.waiting,
+            control.progress,
+            0,
+            control.ready,
+            control.kept_bytes,
+        )
+        self._link(StatusChanged(encode(status), status.ready, announce))
+
+    # The link
+
+    def _link(self, event: LinkEvent) -> None:
+        for action in self.end.handle(event, self.now_ms):
+            self._carry_out_link(action)
+
+    def _carry_out_link(self, action: LinkAction) -> None:
+        match action:
+            case Transmit():
+                self.leave(lambda: self._deployment.to_gateway(self, action.peer, action.data))
+            case Deliver():
+                command = decode_command(action.message)
+                self.world.note(self.place, command)
+                self._settle_due = True
+                received = CommandReceived(action.peer, command)
+                self.recent.append(received)
+                self.tell(received)
+            case Up():
+                for event in [e for e in self.recent if e.gateway == action.peer]:
+                    self.recent.remove(event)
+                self.tell(GatewayUp(action.peer))
+            case Down():
+                self.world.note(self.place, action)
+                self.world.count("links lost")
+                self.tell(GatewayDown(action.peer))
+            case Crowded():
+                self.world.count("links crowded")
+                self.tell(LinkCrowded(action.peer, action.crowded))
+            case PeerStatus() | Refused():
+                raise AssertionError("a gateway has no status and refuses nobody")
+            case _:
+                assert_never(action)
+
+    # Time
+
+    def deadline_ms(self) -> float | None:
+        """The next deadline of the link and of the control side."""
+        times = (self.end.deadline_ms, self.control.deadline_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due."""
+        if (due := self.end.deadline_ms) is not None and due <= now_ms:
+            self._refresh_status()
+            self._link(LinkTick())
+        if (due := self.control.deadline_ms) is not None and due <= now_ms:
+            self.tell(Tick())
+
+    def turn_ended(self) -> None:
+        """Say how far input has come, and let go what was collected."""
+        if self._settle_due:
+            self._settle_due = False
+            self.tell(Settle())
+        self._link(Flush())
+        self.watch.stepped(self)
