@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,7 +56,11 @@ def build_app(
             Mount("/", ConsoleFiles(console)),
         ],
         middleware=[Middleware(Guard, access=access, metrics=metrics)],
-        exception_handlers={AntiphonError: _antiphon_error, HTTPException: _http_error},
+        exception_handlers={
+            AntiphonError: _antiphon_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _hung_up,
+        },
     )
 
 
@@ -170,6 +174,11 @@ async def _antiphon_error(request: Request, error: Exception) -> Response:
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
     return JSONResponse(error_body(error.info()), status_code=http_status(error), headers=headers)
+
+
+async def _hung_up(request: Request, error: Exception) -> Response:
+    """The client left before its body was here: nobody reads this, and it is no fault."""
+    return Response(status_code=400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

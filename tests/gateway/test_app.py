@@ -6,15 +6,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from gateway.app import build_app
 from gateway.hosting import StageHealth
+from gateway.metrics import GatewayMetrics
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded
 from sessions.actions import TurnMeasured
 from sessions.lifecycle import State
 from tests.gateway.conftest import Serve
+from tests.gateway.scripted_host import ScriptedHost
 
 KEY = "sk-0123456789"
 ADMIN_KEY = "adm-0123456789"
@@ -168,6 +172,31 @@ async def test_a_connection_without_a_request_is_closed(
     async with asyncio.timeout(5):
         await reader.read()
     writer.close()
+
+
+async def test_who_hangs_up_before_its_body_is_here_is_no_fault() -> None:
+    app = build_app(ScriptedHost(), GatewayConfig(), GatewayMetrics())
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/sessions",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"10")],
+        "client": ("127.0.0.1", 1),
+    }
+    incoming: list[Message] = [
+        {"type": "http.request", "body": b"{}", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(message: Message) -> None:
+        pass
+
+    await app(scope, receive, send)
+    assert not incoming
 
 
 async def test_a_socket_outlives_the_time_for_a_request(
