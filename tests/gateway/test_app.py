@@ -174,6 +174,36 @@ async def test_a_connection_without_a_request_is_closed(
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/sessions", "GET, HEAD, POST"),
+        ("POST", "/v1/sessions/sess_1", "DELETE, GET, HEAD"),
+        ("GET", "/v1/sessions/sess_1/signal", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/admin/workers", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    serve: Serve, method: str, path: str, allowed: str
+) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as http:
+        answer = await http.request(method, path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allowed
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/nothing", "/nothing"])
+async def test_a_path_that_is_not_there_is_not_found(serve: Serve, path: str) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as http:
+        answer = await http.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
 async def test_who_hangs_up_before_its_body_is_here_is_no_fault() -> None:
     app = build_app(ScriptedHost(), GatewayConfig(), GatewayMetrics())
     scope = {
