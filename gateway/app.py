@@ -9,9 +9,9 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -42,7 +42,7 @@ def build_app(
     """The application that serves `host`. Starting and draining the host is the caller's."""
     access = Access(config)
     endpoints = _Endpoints(host, access, metrics)
-    return Starlette(
+    app = Starlette(
         routes=[
             WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
             *NativeSessions(host, access, metrics).routes(),
@@ -53,11 +53,18 @@ def build_app(
             Route("/metrics", endpoints.metrics, methods=["GET"]),
             *AdminApi(host, access).routes(),
             WebSocketRoute("/{path:path}", _no_such_socket),
-            Mount("/", ConsoleFiles(console)),
         ],
         middleware=[Middleware(Guard, access=access, metrics=metrics)],
-        exception_handlers={AntiphonError: _antiphon_error, HTTPException: _http_error},
+        exception_handlers={
+            AntiphonError: _antiphon_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _hung_up,
+        },
     )
+    # Not a route for every path: a path that is known would be a file for a wrong method.
+    app.router.default = ConsoleFiles(console)
+    app.router.redirect_slashes = False
+    return app
 
 
 class Guard:
@@ -172,12 +179,29 @@ async def _antiphon_error(request: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error.info()), status_code=http_status(error), headers=headers)
 
 
+async def _hung_up(request: Request, error: Exception) -> Response:
+    """The client left before its body was here: nobody reads this, and it is no fault."""
+    return Response(status_code=400)
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(
         error.status_code, "invalid_request"
     )
     info = ErrorInfo(code, ErrorKind.CLIENT, f"{error.detail}.")
-    return JSONResponse(
-        error_body(info), status_code=error.status_code, headers=dict(error.headers or {})
-    )
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (allowed := _methods(request)):
+        # A path has a route for each method, and the error knows the first of them.
+        headers["Allow"] = ", ".join(sorted(allowed))
+    return JSONResponse(error_body(info), status_code=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods that the request's path has."""
+    return {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }

@@ -11,6 +11,11 @@ from enum import StrEnum
 
 import msgspec
 
+MAX_MESSAGE_CHARS = 1024
+"""A longer message is cut when it is told: it may quote what a client sent."""
+MAX_FIELD_CHARS = 256
+"""A longer path of a field is cut when it is told."""
+
 
 class ErrorKind(StrEnum):
     """Whose fault a failure is; each surface maps a kind to its status once."""
@@ -54,8 +59,10 @@ class AntiphonError(Exception):
             self.code = code
 
     def info(self) -> ErrorInfo:
-        """The form of this error that crosses process boundaries."""
-        return ErrorInfo(self.code, self.kind, self.message, self.field, self.retry_after_ms)
+        """The form of this error that crosses process boundaries, of bounded length."""
+        message = _clipped(self.message, MAX_MESSAGE_CHARS)
+        field = None if self.field is None else _clipped(self.field, MAX_FIELD_CHARS)
+        return ErrorInfo(self.code, self.kind, message, field, self.retry_after_ms)
 
 
 class InvalidRequest(AntiphonError):
@@ -118,3 +125,7 @@ class ModelFileError(AntiphonError):
 
     code = "model_file_invalid"
     kind = ErrorKind.SERVER
+
+
+def _clipped(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -37,10 +37,18 @@ from protocol.native.frames import (
 )
 from protocol.native.payloads import NewPayload
 from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
-from protocol.native.wires import MAX_FRAME_BYTES, WIRES, Unreadable, Wire, read_body
+from protocol.native.wires import (
+    MAX_FRAME_BYTES,
+    MAX_VALUES,
+    WIRES,
+    Unreadable,
+    Wire,
+    read_body,
+)
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "MAX_VALUES",
     "WIRES",
     "Attach",
     "AudioInput",

@@ -15,6 +15,8 @@ MAX_FRAME_BYTES = 15 * 1024 * 1024
 """A longer frame is refused unread; the connection stays open."""
 MAX_DEPTH = 32
 """How deep settings and parameters may be nested."""
+MAX_VALUES = 16_384
+"""How many values settings or parameters may hold: each is looked at, while all others wait."""
 
 _INTEGERS = range(-(2**63), 2**64)
 
@@ -132,33 +134,57 @@ def _check_plain(message: Any, path: str = "") -> None:
         value = getattr(message, name)
         place = f"{path}.{name}" if path else name
         if isinstance(value, dict):
-            _check_value(value, place, 0)
+            _FreeForm(place).check(value)
         elif isinstance(value, msgspec.Struct):
             _check_plain(value, place)
 
 
-def _check_value(value: Any, path: str, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise Unreadable(f"nested deeper than {MAX_DEPTH}", field=path[:256])
-    match value:
-        case None | bool() | str():
-            pass
-        case int():
-            if value not in _INTEGERS:
-                raise Unreadable("an integer has at most 64 bits", field=path)
-        case float():
-            if not math.isfinite(value):
-                raise Unreadable("a number is finite", field=path)
-        case list():
-            for index, entry in enumerate(value):
-                _check_value(entry, f"{path}[{index}]", depth + 1)
-        case dict():
-            for key, entry in value.items():
-                if not isinstance(key, str):
-                    raise Unreadable("the keys of a map are strings", field=path)
-                _check_value(entry, f"{path}.{key}", depth + 1)
-        case _:
-            raise Unreadable("of a type that JSON does not have", code="invalid_type", field=path)
+class _FreeForm:
+    """A look at each value below one that is free in form.
+
+    Paths are put together for what is wrong only: keys may be long, and values many.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._place = [path]
+        self._left = MAX_VALUES
+
+    def check(self, value: Any) -> None:
+        """Raise Unreadable for the first value that has no place here."""
+        self._left -= 1
+        if self._left < 0:
+            raise Unreadable(f"holds more than {MAX_VALUES} values", field=self._place[0])
+        match value:
+            case None | bool() | str():
+                pass
+            case int():
+                if value not in _INTEGERS:
+                    raise self._refusal("an integer has at most 64 bits")
+            case float():
+                if not math.isfinite(value):
+                    raise self._refusal("a number is finite")
+            case list():
+                for index, entry in enumerate(value):
+                    self._check_below(f"[{index}]", entry)
+            case dict():
+                for key, entry in value.items():
+                    if not isinstance(key, str):
+                        raise self._refusal("the keys of a map are strings")
+                    self._check_below(key, entry)
+            case _:
+                raise self._refusal("of a type that JSON does not have", "invalid_type")
+
+    def _check_below(self, step: str, value: Any) -> None:
+        self._place.append(step)
+        if len(self._place) > MAX_DEPTH + 1:
+            raise self._refusal(f"nested deeper than {MAX_DEPTH}")
+        self.check(value)
+        self._place.pop()
+
+    def _refusal(self, message: str, code: str = "invalid_value") -> Unreadable:
+        first, *below = self._place
+        path = first + "".join(step if step[0:1] == "[" else f".{step}" for step in below)
+        return Unreadable(message, code=code, field=path)
 
 
 def _loosely(decode: Any, frame: str | bytes) -> Any:

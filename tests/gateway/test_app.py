@@ -6,15 +6,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from gateway.app import build_app
 from gateway.hosting import StageHealth
+from gateway.metrics import GatewayMetrics
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded
 from sessions.actions import TurnMeasured
 from sessions.lifecycle import State
 from tests.gateway.conftest import Serve
+from tests.gateway.scripted_host import ScriptedHost
 
 KEY = "sk-0123456789"
 ADMIN_KEY = "adm-0123456789"
@@ -168,6 +172,61 @@ async def test_a_connection_without_a_request_is_closed(
     async with asyncio.timeout(5):
         await reader.read()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/sessions", "GET, HEAD, POST"),
+        ("POST", "/v1/sessions/sess_1", "DELETE, GET, HEAD"),
+        ("GET", "/v1/sessions/sess_1/signal", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/admin/workers", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    serve: Serve, method: str, path: str, allowed: str
+) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as http:
+        answer = await http.request(method, path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allowed
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/nothing", "/nothing"])
+async def test_a_path_that_is_not_there_is_not_found(serve: Serve, path: str) -> None:
+    gateway = await serve()
+    async with httpx.AsyncClient(base_url=gateway.http) as http:
+        answer = await http.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_who_hangs_up_before_its_body_is_here_is_no_fault() -> None:
+    app = build_app(ScriptedHost(), GatewayConfig(), GatewayMetrics())
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/sessions",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"10")],
+        "client": ("127.0.0.1", 1),
+    }
+    incoming: list[Message] = [
+        {"type": "http.request", "body": b"{}", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(message: Message) -> None:
+        pass
+
+    await app(scope, receive, send)
+    assert not incoming
 
 
 async def test_a_socket_outlives_the_time_for_a_request(

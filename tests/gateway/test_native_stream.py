@@ -704,3 +704,31 @@ async def test_a_conversation_begins_anew_by_a_signal(
         await client.say("signal", id="c1", signal={"type": "reset", "parameters": {"seed": 1}})
         error = (await client.until("answer"))["error"]
         assert (error["code"], error["field"]) == ("unsupported_parameter", "signal.parameters")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "update", "input": {"type": "settings", "settings": {"%": 1}}},
+        {"type": "update", "input": {"type": "settings", "settings": {"tool_choice": "%"}}},
+        {"type": "update", "input": {"type": "item", "item": {"role": "%", "parts": []}}},
+        {"type": "have", "%": 1},
+    ],
+)
+async def test_what_is_refused_is_quoted_to_a_bound(
+    gateway: RealGateway, http: httpx.AsyncClient, said: dict[str, Any]
+) -> None:
+    session = await opened(http)
+    frame = json.dumps(said).replace("%", "x" * LIMIT_BYTES)
+    async with (
+        stream(gateway.stream(session["id"])) as client,
+        stream(gateway.stream(session["id"])) as observer,
+    ):
+        await controller(session, client)
+        await observer.say("attach", role="observer")
+        await observer.until("attached")
+        await client.socket.send(frame)
+        refused = await client.until("refused")
+        assert len(json.dumps(refused)) < 4096
+        await client.say("close")
+        await observer.until("session_ended")

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.surfaces.farewell import farewell
 from gateway.surfaces.realtime import Translation
-from protocol.errors import ErrorInfo, ErrorKind
+from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest
 from protocol.realtime import MalformedEvent
 from sessions import client
 from sessions.duplex import events as duplex
@@ -493,7 +493,7 @@ def test_an_error_quotes_little_of_what_the_client_wrote(event: dict[str, Any]) 
 
 
 def test_a_refusal_by_the_session_quotes_little_too() -> None:
-    info = ErrorInfo("invalid_value", ErrorKind.CLIENT, f"no voice {LONG}", LONG)
+    info = InvalidRequest(f"no voice {LONG}", field=LONG).info()
     assert len(json.dumps(one(client.Refused(info, "evt_1")))) < 4096
 
 

@@ -43,10 +43,6 @@ from protocol.realtime import server_events as wire
 from sessions import client
 from sessions.duplex import events as duplex
 
-MAX_MESSAGE_CHARS = 1024
-"""An error quotes what the client wrote, which may be megabytes: more of it is cut off."""
-MAX_PARAM_CHARS = 256
-
 _PARTS = {
     "input_text": duplex.PartKind.INPUT_TEXT,
     "input_audio": duplex.PartKind.INPUT_AUDIO,
@@ -168,7 +164,8 @@ class Translation:
     def refusal(self, error: AntiphonError) -> str:
         """The error event of something that never reached the session."""
         event_id = error.event_id if isinstance(error, MalformedEvent) else None
-        return self._error(error.info(), error.field, event_id)
+        info = error.info()
+        return self._error(info, info.field, event_id)
 
     def _refused(self, refused: client.Refused) -> str:
         param = refused.error.field
@@ -179,11 +176,8 @@ class Translation:
 
     def _error(self, error: ErrorInfo, param: str | None, event_id: str | None) -> str:
         kind = ERROR_TYPES[error.kind]
-        message = _clipped(error.message, MAX_MESSAGE_CHARS)
-        if param is not None:
-            param = _clipped(param, MAX_PARAM_CHARS)
         return self._writer.write(
-            wire.ErrorEvent(error=wire.ErrorOut(kind, error.code, message, param, event_id))
+            wire.ErrorEvent(error=wire.ErrorOut(kind, error.code, error.message, param, event_id))
         )
 
     def write(self, output: duplex.ClientOutput) -> list[str]:
@@ -202,10 +196,6 @@ class Translation:
             error = farewell(output.reason, output.error).error
             return [] if error is None else [self._error(error, error.field, None)]
         return [self._writer.write(event) for event in events(output)]
-
-
-def _clipped(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _part(content: Content) -> duplex.Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.native import (
     MAX_FRAME_BYTES,
+    MAX_VALUES,
     WIRES,
     Attach,
     AudioInput,
@@ -139,6 +141,25 @@ def test_msgpack_says_nothing_in_settings_that_json_cannot(value: Any) -> None:
     error = refused(MSGPACK, encoded(MSGPACK, {"type": "update", "input": settings}))
     assert error.field is not None
     assert error.field.startswith("input.settings.tracing")
+
+
+def test_settings_and_parameters_hold_values_to_a_bound() -> None:
+    kinds: tuple[Any, ...] = ([1] * MAX_VALUES, {f"k{n}": [] for n in range(MAX_VALUES)})
+    for wire in WIRES:
+        for many in kinds:
+            said = {"type": "settings", "settings": {"many": many}}
+            error = refused(wire, encoded(wire, {"type": "update", "input": said}))
+            assert (error.field, "more than" in error.message) == ("input.settings", True)
+        said = {"type": "reset", "parameters": {"many": [1] * (MAX_VALUES - 2)}}
+        assert wire.read(encoded(wire, {"type": "signal", "signal": said}))
+
+
+def test_the_path_of_a_value_deep_inside_is_told() -> None:
+    for wire, value in ((JSON, 2**70), (MSGPACK, b"bytes")):
+        settings = {"a": 1, "b": [[], {"c": ["x", {"d": value}]}]}
+        frame = {"type": "update", "input": {"type": "settings", "settings": settings}}
+        raw = json.dumps(frame) if wire is JSON else msgspec.msgpack.encode(frame)
+        assert refused(wire, raw).field == "input.settings.b[1].c[1].d"
 
 
 def test_settings_are_nested_to_a_bound() -> None:
