@@ -156,7 +156,8 @@ class Schedule:
             linked = link.worker is not None and link.replica.works(gateway.now_ms)
             if worker is None or not worker.control.ready or not linked:
                 return False
-            if not link.leads_to(worker.incarnation):
+            both = link.leads_to(worker.incarnation)
+            if not both or gateway.incarnation not in worker.end.gateways:
                 return False
         return True
 
