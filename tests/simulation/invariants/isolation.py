@@ -17,6 +17,11 @@ EXPLAINED_BY: dict[str, frozenset[str]] = {
 }
 """What must have been done to a session before one of its responses fails with a code."""
 
+ENDED_BY = frozenset(
+    {"open refused", "configure refused", "lost", "stolen", "stopped", "full", "tight"}
+)
+"""What must have been done to a session that ends because it has no worker."""
+
 
 class I11Isolation(Invariant):
     """Whatever fails or ends has a cause in its own session, or in the worker it ran on."""
@@ -89,9 +94,7 @@ class I11Isolation(Invariant):
                 blocked_ms = client.blocked_ms
                 explained = blocked_ms is not None and now_ms >= blocked_ms + limits.stall_ms
             case CloseReason.ENGINE_LOST:
-                explained = bool(
-                    causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
-                )
+                explained = bool(causes & ENDED_BY)
             case _:
                 explained = False
         self.count("sessions ended for a reason of their own")
