@@ -110,6 +110,7 @@ class SyntheticEngine:
     def __init__(self, worker: WorkerProcess) -> None:
         self.sessions: dict[str, EngineSession] = {}
         self.turns: dict[tuple[str, int], EngineTurn] = {}
+        self._slow: dict[str, OpenSession | ConfigureSession | SignalSession] = {}
         self.progressed_ms = worker.world.now_ms
         self._worker = worker
         self._world = worker.world
@@ -135,7 +136,15 @@ class SyntheticEngine:
         world = self._world
         if world.chance(self._faults.slow_operation):
             world.count("fault: slow operation")
-            self._worker.later(world.random.uniform(5, 900), lambda: self._operate(action))
+            self._slow[action.session] = action
+
+            def carry_out() -> None:
+                # Not when the session was freed meanwhile.
+                if self._slow.get(action.session) is action:
+                    del self._slow[action.session]
+                    self._operate(action)
+
+            self._worker.later(world.random.uniform(5, 900), carry_out)
         else:
             self._operate(action)
 
@@ -178,6 +187,7 @@ class SyntheticEngine:
 
     def free(self, name: str) -> None:
         """Drop the session; turns of it that were abandoned end unheard."""
+        self._slow.pop(name, None)
         session = self.sessions.pop(name, None)
         if session is not None:
             session.freed = True

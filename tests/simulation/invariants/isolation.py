@@ -24,6 +24,11 @@ EXPLAINED_BY: dict[str, frozenset[str]] = {
 }
 """What must have been done to a session before one of its responses fails with a code."""
 
+ENDED_BY = frozenset(
+    {"open refused", "configure refused", "lost", "stolen", "stopped", "full", "tight"}
+)
+"""What must have been done to a session that ends because it has no worker."""
+
 
 OWN_DOING = frozenset(
     {
@@ -126,9 +131,7 @@ class I11Isolation(Invariant):
             case CloseReason.FENCED:
                 explained = "directory" in causes
             case CloseReason.ENGINE_LOST:
-                explained = bool(
-                    causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
-                )
+                explained = bool(causes & ENDED_BY)
             case _:
                 explained = False
         self.count("sessions ended for a reason of their own")
