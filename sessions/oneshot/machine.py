@@ -271,7 +271,7 @@ class OneShotMachine:
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left the answer unread for too long."""
         since = self._blocked_since_ms
-        return since is not None and now_ms - since >= self._pipeline.limits.stall_ms
+        return since is not None and since + self._pipeline.limits.stall_ms <= now_ms
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes the answer: it ends here."""

@@ -387,7 +387,7 @@ class StepMachine:
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left its answers unread for too long."""
         since = self._blocked_since_ms
-        return since is not None and now_ms - since >= self._pipeline.limits.stall_ms
+        return since is not None and since + self._pipeline.limits.stall_ms <= now_ms
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes the answers: the step in flight is cancelled."""

@@ -254,6 +254,7 @@ class Client:
             assert self.gateway is not None
             self.world.note(self.name, verb)
             self.watch.said(self, verb)
+            self.handed_over(verb)
             command: str | None = None
             if not isinstance(verb, self.unrefused):
                 self._verbs_said += 1
@@ -351,6 +352,13 @@ class Client:
 
     def learns(self, output: Any) -> None:
         """The session has put something out."""
+
+    def handed_over(self, verb: Any) -> None:
+        """A verb is about to reach the session."""
+
+    def pending(self) -> list[Any]:
+        """What was begun and has not ended."""
+        return list(self.view.open)
 
     def busy(self) -> bool:
         """Whether it waits for something before it does more."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
 from protocol.errors import EngineFailed, ErrorInfo, InvalidRequest
+from protocol.messages import RESET
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
 from sessions.duplex.settings import INPUT_RATE_HZ
+from tests.simulation.steps import begun, folded, frame, latents
 from workers.control_events import (
     ApplyInput,
     ConfigureSession,
@@ -70,6 +73,10 @@ class EngineTurn:
     waits: bool = False
     cancelled: bool = False
     over: bool = False
+    checksum: bytes = b""
+    pieces: int | None = None
+    """Pieces of a step's output; None: its input comes first."""
+    made: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -92,6 +99,9 @@ class EngineSession:
     silence_ms: float = 0.0
     freed: bool = False
     runs: int = 0
+    steps: int = 0
+    checksum: bytes = b""
+    """The state of a step loop, after so many steps."""
 
 
 class SyntheticEngine:
@@ -100,14 +110,17 @@ class SyntheticEngine:
     def __init__(self, worker: WorkerProcess) -> None:
         self.sessions: dict[str, EngineSession] = {}
         self.turns: dict[tuple[str, int], EngineTurn] = {}
+        self._slow: dict[str, OpenSession | ConfigureSession | SignalSession] = {}
         self.progressed_ms = worker.world.now_ms
         self._worker = worker
         self._world = worker.world
         self._faults = worker.profile.engine
         self._stage = worker.stage
+        self._obeys = False
 
     def obey(self) -> None:
         """No further fault."""
+        self._obeys = True
         self._faults = type(self._faults)()
         for turn in list(self.turns.values()):
             turn.stubborn_ms = 0.0
@@ -123,7 +136,15 @@ class SyntheticEngine:
         world = self._world
         if world.chance(self._faults.slow_operation):
             world.count("fault: slow operation")
-            self._worker.later(world.random.uniform(5, 900), lambda: self._operate(action))
+            self._slow[action.session] = action
+
+            def carry_out() -> None:
+                # Not when the session was freed meanwhile.
+                if self._slow.get(action.session) is action:
+                    del self._slow[action.session]
+                    self._operate(action)
+
+            self._worker.later(world.random.uniform(5, 900), carry_out)
         else:
             self._operate(action)
 
@@ -146,6 +167,7 @@ class SyntheticEngine:
                         action.settings,
                         clock_ms,
                         clock_ms,
+                        checksum=begun(action.settings.get("seed", 0)),
                     )
             case _ if session is None:
                 return
@@ -157,12 +179,15 @@ class SyntheticEngine:
                 else:
                     session.settings = action.settings
                     session.speech_ms = None
-            case SignalSession():
+            case SignalSession(name=name, arguments=arguments):
                 session.speech_ms = None
+                if name == RESET:
+                    session.steps, session.checksum = 0, begun(arguments.get("seed", 0))
         self._worker.tell(OperationDone(action.session, error))
 
     def free(self, name: str) -> None:
         """Drop the session; turns of it that were abandoned end unheard."""
+        self._slow.pop(name, None)
         session = self.sessions.pop(name, None)
         if session is not None:
             session.freed = True
@@ -222,6 +247,10 @@ class SyntheticEngine:
                 turn.left = chance.choice([1, 2, 3, 4])
             case "think":
                 turn.left = chance.choice([1, 2, 5, 9])
+        if action.step is not None:
+            turn.checksum = session.checksum
+            if action.step != session.steps + 1:
+                world.fail("I5 steps", f"step {action.step} is run after {session.steps}")
         if world.chance(faults.fail_turn):
             turn.fails_at = chance.randrange(3)
         elif world.chance(faults.give_up_turn):
@@ -275,6 +304,9 @@ class SyntheticEngine:
         self.turns.pop((session, turn), None)
 
     def _stopped(self, turn: EngineTurn) -> None:
+        if turn.hangs and turn.action.parameters.get("finish_when_cancelled"):
+            self._end(turn, TurnOutcome.COMPLETED)
+            return
         self._end(turn, TurnOutcome.CANCELLED)
 
     def _next(self, turn: EngineTurn) -> None:
@@ -318,6 +350,9 @@ class SyntheticEngine:
             if counted:
                 self._worker.tell(InputTaken(*turn.key, len(payload.data)))
             self._say(turn, payload)
+        elif turn.last and turn.action.step is not None:
+            if not self._move_on(turn):
+                return
         elif turn.last:
             self._end(turn, TurnOutcome.COMPLETED)
             return
@@ -342,6 +377,15 @@ class SyntheticEngine:
 
     def _say(self, turn: EngineTurn, payload: Payload) -> None:
         """Turn a clause into codes, or clause or codes into audio."""
+        if turn.action.step is not None:
+            turn.checksum = folded(turn.checksum, bytes(payload.data))
+            return
+        if self._stage == "decode":
+            self._emit(turn, payload)
+            return
+        if self._stage == "encode":
+            self._emit(turn, latents(bytes(payload.data)))
+            return
         clause = int(payload.attributes["clause"])
         text = payload.data.decode()
         if self._stage == "voice":
@@ -359,13 +403,53 @@ class SyntheticEngine:
                 audio_payload(pcm, 24_000, clause=clause, clause_end=piece == pieces - 1),
             )
 
+    def _move_on(self, turn: EngineTurn) -> bool:
+        """The output of a step, or its end; whether there is more to do."""
+        wanted, chance = turn.action.parameters, self._world.random
+        if wanted.get("fail"):
+            self._worker.blame(turn.action.session, "engine")
+            self._end(turn, TurnOutcome.FAILED, FAILED)
+            return False
+        if turn.pieces is None:
+            turn.pieces = chance.choice([1, 1, 2, 5])
+            turn.made = 0
+        if turn.made < turn.pieces:
+            self._emit(turn, frame(turn.checksum, turn.made, chance.choice([0, 100, 4_000])))
+            turn.made += 1
+            return True
+        if wanted.get("fail_after_output"):
+            self._worker.blame(turn.action.session, "engine")
+            self._end(turn, TurnOutcome.FAILED, FAILED)
+            return False
+        if (wanted.get("stall") or wanted.get("finish_when_cancelled")) and not self._obeys:
+            self._world.count("fault: step stalls")
+            turn.hangs = True
+            return False
+        session = turn.session
+
+        def commit() -> None:
+            if wanted.get("fail_in_commit"):
+                self._world.count("fault: commit failed")
+                self._worker.blame(turn.action.session, "engine")
+                raise CommitRefused
+            session.steps, session.checksum = session.steps + 1, turn.checksum
+
+        self._end(turn, TurnOutcome.COMPLETED, commit=commit)
+        return False
+
     def _emit(self, turn: EngineTurn, payload: Payload) -> None:
         self.progressed_ms = self._world.now_ms
         # As the worker's shell: what comes after the end of its turn is not wanted.
         if self.turns.get(turn.key) is turn:
             self._worker.tell(Emitted(*turn.key, payload))
 
-    def _end(self, turn: EngineTurn, outcome: TurnOutcome, error: ErrorInfo | None = None) -> None:
+    def _end(
+        self,
+        turn: EngineTurn,
+        outcome: TurnOutcome,
+        error: ErrorInfo | None = None,
+        commit: Callable[[], None] | None = None,
+    ) -> None:
         if turn.over:
             return
         turn.over = True
@@ -380,4 +464,4 @@ class SyntheticEngine:
                 usage["finish_reason"] = self._world.random.choice(["stop", "stop", "length"])
             elif self._stage == "speak":
                 usage = {"synthesis_ms": 5.0}
-        self._worker.tell(TurnFinished(*turn.key, outcome, error, usage))
+        self._worker.tell(TurnFinished(*turn.key, outcome, error, usage, commit))

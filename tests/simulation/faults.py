@@ -98,8 +98,9 @@ class Faults:
         if worker is None:
             return
         self._world.count("fault: worker stopped in order")
-        for session in worker.engine.sessions:
-            self._deployment.blame(session, "stopped")
+        for gateway in self._deployment.gateways.values():
+            for session in gateway.links[worker.place].replica.sessions if gateway else ():
+                self._deployment.blame(session, "stopped")
         worker.run(worker.stop)
 
         def end() -> None:

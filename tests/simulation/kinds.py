@@ -5,9 +5,16 @@ from __future__ import annotations
 from sessions.pipeline import Kind
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
+from tests.simulation.requester import Requester
+from tests.simulation.rollout import Rollout
 from tests.simulation.talker import Talker
 
-CLIENTS: dict[Kind, type[Client]] = {Kind.DUPLEX: Talker}
+CLIENTS: dict[Kind, type[Client]] = {
+    Kind.DUPLEX: Talker,
+    Kind.WORLD: Rollout,
+    Kind.ROBOT: Rollout,
+    Kind.ONE_SHOT: Requester,
+}
 
 
 def client_of(deployment: Deployment, gateway_place: str, name: str) -> Client:

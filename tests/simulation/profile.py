@@ -9,7 +9,7 @@ from protocol.edges import CLIENT, ConnectorKind, edge_name
 from protocol.link_events import LinkSettings
 from protocol.payloads import PayloadType
 from protocol.stream import StreamLimits
-from sessions.pipeline import Delivery, Edge, Limits, Pipeline
+from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
 from tests.simulation.network import Weather
 from workers.control_events import ControlLimits
 from workers.retention import RetentionLimits
@@ -119,6 +119,34 @@ def pipeline_of(stages: str, connectors: bool, limits: Limits = LIMITS) -> Pipel
     )
 
 
+def loop_of(stages: str, limits: Limits = LIMITS) -> Pipeline:
+    """A world: alone, or between a stage that encodes what goes in and one that decodes what
+    comes out."""
+    if stages == "world":
+        return Pipeline(stages, ("world",), (), {"frames": "world"}, limits=limits, kind=Kind.WORLD)
+    edges = (
+        Edge("encode", "world", PayloadType.LATENTS, Delivery.FULL),
+        Edge("world", "decode", PayloadType.LATENTS, Delivery.CHUNK),
+    )
+    return Pipeline(
+        stages,
+        ("encode", "world", "decode"),
+        edges,
+        {"frames": "decode"},
+        limits=limits,
+        kind=Kind.ROBOT,
+        state="world",
+    )
+
+
+def request_of(limits: Limits = LIMITS) -> Pipeline:
+    """Answers in text and speech, one a session."""
+    edges = (Edge("think", "speak", PayloadType.TEXT, Delivery.CHUNK),)
+    outputs = {"text": "think", "audio": "speak"}
+    stages = ("think", "speak")
+    return Pipeline("request", stages, edges, outputs, limits=limits, kind=Kind.ONE_SHOT)
+
+
 def calm(stages: str = "plain") -> Profile:
     """A world without faults, with one client."""
     return Profile(
@@ -174,6 +202,13 @@ def profile_of(seed: int) -> Profile:
             unknown=chance.choice([0.0, 0.1, 0.4]),
             silent=chance.choice([0.0, 0.02]),
         )
+    kind = chance.choice(["plain", "plain", "chain", "whole", "world", "encoded", "request"])
+    if kind in ("world", "encoded"):
+        pipeline = loop_of(kind, limits)
+    elif kind == "request":
+        pipeline = request_of(limits)
+    else:
+        pipeline = pipeline_of(kind, arena, limits)
     control, link = CONTROL, LINK
     if tight:
         control = ControlLimits(
@@ -210,7 +245,7 @@ def profile_of(seed: int) -> Profile:
             ordered=window,
         )
     return Profile(
-        pipeline=pipeline_of(chance.choice(["plain", "plain", "chain", "whole"]), arena, limits),
+        pipeline=pipeline,
         gateways=gateways,
         replicas=chance.choice([1, 1, 2]),
         local=chance.random() < 0.6,
@@ -223,5 +258,6 @@ def profile_of(seed: int) -> Profile:
         link=link,
         directory=directory,
         fickle=chance.choice([0.0, 0.1, 0.3, 0.5]),
+        rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
     )

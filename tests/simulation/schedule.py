@@ -91,14 +91,14 @@ class Schedule:
             self.world.run_for(250.0)
         for client in self.clients:
             if self._busy(client):
-                what = list(client.view.open) or "verbs held back"
+                what = client.pending() or "verbs held back"
                 self.world.fail("responses end", f"{client.session} does not get on: {what}")
 
     def _busy(self, client: Client) -> bool:
         stolen = "stolen" in self.deployment.causes[client.session]
         if client.over or stolen or client.view.ended is not None:
             return False
-        return bool(client.view.open) or client.held
+        return bool(client.pending()) or client.held
 
     def _settle(self) -> None:
         end_ms = self.world.now_ms + GONE_MS
@@ -156,7 +156,8 @@ class Schedule:
             linked = link.worker is not None and link.replica.works(gateway.now_ms)
             if worker is None or not worker.control.ready or not linked:
                 return False
-            if not link.leads_to(worker.incarnation):
+            both = link.leads_to(worker.incarnation)
+            if not both or gateway.incarnation not in worker.end.gateways:
                 return False
         return True
 

@@ -325,6 +325,15 @@ def test_a_client_that_never_reads_is_stalled_after_its_time() -> None:
     assert [one.machine.stalled(at) for at in (1_499.0, 1_500.0)] == [False, True]
 
 
+def test_a_client_is_stalled_at_the_very_deadline_whatever_is_lost_in_rounding() -> None:
+    machine = OneShot(chat(stall_ms=500)).machine
+    machine.blocked(True, 1_600.74)
+    due_ms = machine.deadline()
+    assert due_ms is not None
+    assert due_ms - 1_600.74 < 500
+    assert machine.stalled(due_ms)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_request_under_way_gets_its_last_word_when_the_session_ends(asked: bool) -> None:
     one = OneShot()

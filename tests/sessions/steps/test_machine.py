@@ -608,6 +608,15 @@ def test_a_client_that_never_reads_is_stalled_after_its_time() -> None:
     assert [harness.machine.stalled(at) for at in (1_499.0, 1_500.0)] == [False, True]
 
 
+def test_a_client_is_stalled_at_the_very_deadline_whatever_is_lost_in_rounding() -> None:
+    machine = StepHarness(world(stall_ms=500)).machine
+    machine.blocked(True, 1_600.74)
+    due_ms = machine.deadline()
+    assert due_ms is not None
+    assert due_ms - 1_600.74 < 500
+    assert machine.stalled(due_ms)
+
+
 def test_answers_that_wait_come_before_a_reset_that_forgets_them() -> None:
     harness = StepHarness()
     harness.step(1)

@@ -10,12 +10,14 @@ from tests.simulation.invariants.isolation import I11Isolation
 from tests.simulation.invariants.nothing_left import I4NothingLeft
 from tests.simulation.invariants.readiness import I10Readiness
 from tests.simulation.invariants.state import I5State
+from tests.simulation.invariants.steps import I5Steps
 
 ALL = (
     I1Fence,
     I2Floor,
     I4NothingLeft,
     I5State,
+    I5Steps,
     I6Cancel,
     I7Answers,
     I7Attachments,

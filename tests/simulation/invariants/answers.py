@@ -19,6 +19,7 @@ from sessions.client import Refused, SessionCreated
 from sessions.duplex import events as said
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess, SimulatedLink
+from tests.simulation.process import Process
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
@@ -28,6 +29,7 @@ from workers.control_events import (
     CommandReceived,
     ConfigureSession,
     Event,
+    FreeSession,
     OpenSession,
     SendReport,
     SignalSession,
@@ -58,6 +60,7 @@ class I7Answers(Invariant):
         self._asked: dict[Asked, Command] = {}
         self._answered: Counter[Asked] = Counter()
         self._applied: dict[tuple[str, str], int] = {}
+        self._unsaid: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
         self._first: dict[Asked, Report] = {}
         self._again: set[tuple[str, str]] = set()
@@ -85,8 +88,11 @@ class I7Answers(Invariant):
             match action:
                 case ApplyInput():
                     self._applied[worker.incarnation, action.session] = action.sequence
+                    self._unsaid.add((worker.incarnation, action.session))
                 case OpenSession():
                     self._applied[worker.incarnation, action.session] = 0
+                case FreeSession():
+                    self._unsaid.discard((worker.incarnation, action.session))
                 case SendReport(report=ReceivedThrough() as report):
                     self.count("input acknowledged")
                     self._acknowledged(worker, report)
@@ -95,7 +101,19 @@ class I7Answers(Invariant):
                     key = (worker.incarnation, report.session)  # type: ignore[union-attr]
                     self._applied[key] = max(last, self._applied.get(key, 0))
 
+    def stepped(self, process: Process) -> None:
+        """What was applied in a turn of the loop is said at its end, while there is a link."""
+        for key in [key for key in self._unsaid if key[0] == process.incarnation]:
+            self._unsaid.discard(key)
+            assert isinstance(process, WorkerProcess)
+            session = process.engine.sessions.get(key[1])
+            self.check(
+                session is None or session.owner not in process.end.gateways,
+                f"{process.place} has applied input of {key[1]} and does not say so",
+            )
+
     def _acknowledged(self, worker: WorkerProcess, report: ReceivedThrough) -> None:
+        self._unsaid.discard((worker.incarnation, report.session))
         applied = self._applied.get((worker.incarnation, report.session), 0)
         self.check(
             report.sequence == applied,

@@ -21,7 +21,7 @@ class I8Eviction(Invariant):
         client.close_asked.add(CloseReason.EVICTED)
         state = victim.session.state
         self.check(state is State.DETACHED, f"{victim.id} is evicted, which is {state}")
-        self.check(not client.view.open, f"{victim.id} is evicted with {list(client.view.open)}")
+        self.check(not client.pending(), f"{victim.id} is evicted with {client.pending()}")
         for other in gateway.hosted.all():
             if other is victim or not other.session.evictable:
                 continue

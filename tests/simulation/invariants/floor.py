@@ -6,6 +6,7 @@ from gateway.hosted import Hosted
 from protocol.messages import Fence, RaiseFloor
 from sessions.actions import TurnMeasured
 from sessions.duplex import events as said
+from sessions.oneshot.events import Piece, RequestDone
 from tests.simulation.client import Client
 from tests.simulation.engine import AUDIO_TAG
 from tests.simulation.gateway import GatewayProcess
@@ -45,6 +46,7 @@ class I2Floor(Invariant):
         "speech interrupted a response",
         "responses complete to the last word",
         "given up turns looked for",
+        "requests answered to the last word",
     )
 
     def __init__(self, world: World) -> None:
@@ -108,10 +110,16 @@ class I2Floor(Invariant):
                 response_id in client.view.open,
                 f"{client.session} is sent {output} after the end of that response",
             )
+            key = (client.session, response_id)
             if isinstance(output, said.TextDelta):
-                self._text(client, output)
+                self._text(key, output.delta)
             elif isinstance(output, said.AudioDelta):
-                self._heard(client, output)
+                self._heard(key, output.pcm)
+        elif isinstance(output, Piece):
+            self._piece(client, output)
+        elif isinstance(output, RequestDone):
+            self.count("requests answered to the last word")
+            self._whole((client.session, "request"), "speak" in output.usage)
         elif isinstance(output, said.ResponseDone):
             response = output.response
             if response.status is said.ResponseStatus.COMPLETED:
@@ -123,9 +131,17 @@ class I2Floor(Invariant):
                 if response.reason == "turn_detected":
                     self.count("speech interrupted a response")
 
-    def _text(self, client: Client, output: said.TextDelta) -> None:
-        key = (client.session, output.response_id)
-        for word in output.delta.split():
+    def _piece(self, client: Client, piece: Piece) -> None:
+        """A piece of the answer to a request that is under way."""
+        self.check(bool(client.pending()), f"{client.session} is sent {piece} after the end")
+        key = (client.session, "request")
+        if piece.port == "text":
+            self._text(key, bytes(piece.payload.data).decode())
+        else:
+            self._heard(key, piece.payload.data)
+
+    def _text(self, key: tuple[str, str], delta: str) -> None:
+        for word in delta.split():
             run, number = (int(part) for part in word[1:].rstrip(",.!").split("_"))
             self._belongs(key, run)
             last = self._words.get(key, 0)
@@ -133,9 +149,8 @@ class I2Floor(Invariant):
             self.check(following, f"word {word} follows number {last} in {key}")
             self._words[key] = number
 
-    def _heard(self, client: Client, output: said.AudioDelta) -> None:
-        key = (client.session, output.response_id)
-        run, clause, piece = AUDIO_TAG.unpack_from(output.pcm)
+    def _heard(self, key: tuple[str, str], pcm: bytes | memoryview) -> None:
+        run, clause, piece = AUDIO_TAG.unpack_from(pcm)
         self._belongs(key, run)
         before = self._audio.get(key)
         if before is not None:

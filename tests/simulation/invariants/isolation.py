@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from protocol.errors import ErrorInfo
 from sessions.client import SessionEnded
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
+from sessions.oneshot.events import RequestFailed
+from sessions.steps.events import StepFailed
 from tests.simulation.client import Client
+from tests.simulation.requester import Requester
 from tests.simulation.watch import Invariant
 
 EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_failed": frozenset({"engine", "stolen", "stopped"}),
     "engine_lost": frozenset({"lost", "stolen", "stopped"}),
-    "session_state_lost": frozenset({"lost", "stolen", "stopped"}),
+    "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine"}),
     "fenced": frozenset({"stolen"}),
     "capacity_exceeded": frozenset({"full", "tight", "lost"}),
     "invalid_value": frozenset({"open refused", "configure refused"}),
 }
 """What must have been done to a session before one of its responses fails with a code."""
+
+ENDED_BY = frozenset(
+    {"open refused", "configure refused", "lost", "stolen", "stopped", "full", "tight"}
+)
+"""What must have been done to a session that ends because it has no worker."""
+
+
+OWN_DOING = frozenset(
+    {
+        "rate_limit_exceeded",
+        "request_cancelled",
+        "reset_in_progress",
+        "step_cancelled",
+        "step_committed",
+        "step_not_active",
+        "step_out_of_order",
+    }
+)
+"""Codes that a client meets by what it says or leaves unread."""
 
 
 class I11Isolation(Invariant):
@@ -34,7 +59,7 @@ class I11Isolation(Invariant):
         if self.deployment.profile.tight:
             self.deployment.blame(client.session, "tight")
 
-    def told(self, client: Client, sequence: int, output: said.ClientOutput) -> None:
+    def told(self, client: Client, sequence: int, output: Any) -> None:
         """A failure and an end are explained."""
         match output:
             case said.ResponseDone(response=response):
@@ -46,19 +71,26 @@ class I11Isolation(Invariant):
                     "engine" in causes for causes in self.deployment.causes.values()
                 ):
                     self.count("responses completed beside a failure")
+            case RequestFailed() | StepFailed():
+                self._explained(client, output.error)
             case SessionEnded():
                 self._ended(client, CloseReason(output.reason))
 
     def _failed(self, client: Client, response: said.Response) -> None:
         assert response.error is not None
+        self._explained(client, response.error)
+        self.count("responses failed for a cause of their own")
+
+    def _explained(self, client: Client, error: ErrorInfo) -> None:
+        """An error that is not of the client's own doing."""
+        if error.code in OWN_DOING:
+            return
         causes = self.deployment.causes[client.session]
-        code = response.error.code
-        expected = EXPLAINED_BY.get(code)
+        expected = EXPLAINED_BY.get(error.code)
         self.check(
             expected is not None and bool(expected & causes),
-            f"a response of {client.session} fails with {response.error}; causes: {causes}",
+            f"something of {client.session} fails with {error}; causes: {causes}",
         )
-        self.count("responses failed for a cause of their own")
 
     def _cancelled(self, client: Client, response: said.Response) -> None:
         """Somebody asked for that; where no process fails nobody waits until all is over."""
@@ -94,12 +126,12 @@ class I11Isolation(Invariant):
                 explained = left_ms is not None and now_ms >= left_ms + limits.grace_ms
             case CloseReason.EVICTED:
                 explained = reason in client.close_asked
+            case CloseReason.COMPLETED:
+                explained = isinstance(client, Requester) and client.last_word is not None
             case CloseReason.FENCED:
                 explained = "directory" in causes
             case CloseReason.ENGINE_LOST:
-                explained = bool(
-                    causes & {"open refused", "configure refused", "lost", "stolen", "stopped"}
-                )
+                explained = bool(causes & ENDED_BY)
             case _:
                 explained = False
         self.count("sessions ended for a reason of their own")

@@ -50,6 +50,11 @@ class I5State(Invariant):
                 report = action.report
                 if getattr(report, "name", "") == "input_lost":
                     self.count("gaps stated")
+                    profile = self.deployment.profile
+                    self.check(
+                        profile.arena or profile.tight,
+                        f"{worker.place} misses {report}, and all input comes over a link",
+                    )
                     arguments = report.arguments  # type: ignore[union-attr]
                     key = (worker.incarnation, report.session)  # type: ignore[union-attr]
                     gap = (arguments["first"], arguments["last"])

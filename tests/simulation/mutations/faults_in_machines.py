@@ -201,4 +201,29 @@ MUTATIONS = (
         "        return self.ready and not self.wedged(now_ms)\n",
         "        return self.ready\n",
     ),
+    Mutation(
+        "input behind a gap is applied and not reported",
+        "workers/control.py",
+        "        if not isinstance(event, CommandReceived):\n",
+        "        if isinstance(event, Settle):\n",
+    ),
+    Mutation(
+        "turns that have ended are counted as waiting",
+        "workers/turn_control.py",
+        "        self.totals.turns -= 1\n",
+        "",
+    ),
+    Mutation(
+        "what a client does is no progress",
+        "sessions/lifecycle.py",
+        '        """Something real happened: the idle clock starts again."""\n'
+        "        self._progress_at_ms = now_ms\n",
+        '        """Something real happened: the idle clock starts again."""\n',
+    ),
+    Mutation(
+        "a session ends and leaves its responses open",
+        "sessions/duplex/machine.py",
+        "        self._replies.end_all(error)\n",
+        "        pass\n",
+    ),
 )

@@ -1,0 +1,182 @@
+"""I5 and I7 of step loops: every step runs on the state after the one before it, once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessions.client import Answered
+from sessions.lifecycle import CloseReason
+from sessions.steps.events import Reset, StateLost, Step, StepDone, StepFailed, WasReset
+from tests.simulation.client import Client
+from tests.simulation.rollout import Rollout
+from tests.simulation.steps import begun, checksum_of, folded
+from tests.simulation.told import value_of
+from tests.simulation.watch import Invariant
+from tests.simulation.world import World
+
+LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full"})
+"""What must have been done to a session before its state is lost."""
+
+
+@dataclass
+class _Loop:
+    """What is known of a loop: which checksums its state may have after each step."""
+
+    possible: dict[int, set[bytes]]
+    sent: defaultdict[int, list[tuple[bytes, ...]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    answers: dict[int, Any] = field(default_factory=dict)
+    committed: int = 0
+    lost: bool = False
+    seeds: list[int] = field(default_factory=list)
+    commands: set[str] = field(default_factory=set)
+
+
+class I5Steps(Invariant):
+    """The output of a step tells the state that it ran on: it is that of all committed steps
+    since the last beginning, or the session has said that its state is lost. What is
+    committed stays so until a reset; a step that is asked for again gets its first answer."""
+
+    name = "I5 steps"
+    preconditions = (
+        "steps done",
+        "steps done after a failed one",
+        "steps answered again",
+        "steps cancelled",
+        "steps failed",
+        "steps refused",
+        "committed steps whose output was lost",
+        "states lost",
+        "states lost in a commit",
+        "resets",
+        "resets of a lost state",
+        "steps refused for a lost state",
+    )
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._loops: dict[str, _Loop] = {}
+        self._failed: set[str] = set()
+
+    def opened(self, client: Client) -> None:
+        """A loop begins where its settings say."""
+        if isinstance(client, Rollout):
+            assert client.hosted is not None
+            seed = client.hosted.session.settings.get("seed", 0)
+            self._loops[client.session] = _Loop({0: {begun(seed)}})
+
+    def said(self, client: Client, verb: Any) -> None:
+        """What may come to be the input of a step."""
+        loop = self._loops.get(client.session)
+        if loop is None:
+            return
+        if isinstance(verb, Step):
+            loop.sent[verb.step].append(tuple(bytes(p.data) for p in verb.inputs))
+        elif isinstance(verb, Reset):
+            loop.seeds.append(verb.parameters.get("seed", 0))
+
+    def told(self, client: Client, sequence: int, output: Any) -> None:
+        """Hold an answer against what may be."""
+        loop = self._loops.get(client.session)
+        if loop is None:
+            return
+        match output:
+            case StepDone():
+                self._done(client, loop, output)
+            case StepFailed():
+                self._failed_step(client, loop, output)
+            case StateLost():
+                self.count("states lost")
+                causes = self.deployment.causes[client.session]
+                self.check(bool(causes & LOSERS), f"{client.session} has lost its state: {causes}")
+                if "engine" in causes:
+                    self.count("states lost in a commit")
+                self.check(
+                    output.committed_step == loop.committed,
+                    f"{client.session} has lost {output}, but {loop.committed} was committed",
+                )
+                loop.lost = True
+            case WasReset():
+                self.count("resets of a lost state" if loop.lost else "resets")
+                fresh = _Loop({0: {begun(seed) for seed in loop.seeds}})
+                fresh.seeds, fresh.commands = loop.seeds, loop.commands
+                self._loops[client.session] = fresh
+            case Answered() if output.command not in loop.commands:
+                loop.commands.add(output.command)
+                told = output.result.get("committed_step")
+                self.check(
+                    told is None or told <= loop.committed or output.error is not None,
+                    f"{client.session} says {told} is committed, but {loop.committed} is",
+                )
+
+    def _done(self, client: Client, loop: _Loop, answer: StepDone) -> None:
+        step, pieces = answer.step, answer.outputs.get("frames", [])
+        value = value_of((answer.outputs, answer.step))
+        if step in loop.answers:
+            self.count("steps answered again")
+            self.check(value == loop.answers[step], f"step {step} was answered otherwise before")
+            return
+        self.check(not loop.lost, f"{client.session} answers {step}, but its state is lost")
+        self.check(
+            answer.committed_step == step == loop.committed + 1,
+            f"{client.session} commits {answer.committed_step} after {loop.committed}",
+        )
+        self.count("steps done")
+        if client.session in self._failed:
+            self.count("steps done after a failed one")
+        self._commit(loop, step)
+        self.check(bool(pieces), f"step {step} of {client.session} has no output")
+        numbers = [piece.attributes["piece"] for piece in pieces]
+        self.check(numbers == list(range(len(pieces))), f"step {step} has pieces {numbers}")
+        for piece in pieces:
+            checksum = checksum_of(piece)
+            self.check(
+                checksum in loop.possible[step],
+                f"step {step} of {client.session} ran on another state than the one before it",
+            )
+            loop.possible[step] = {checksum}
+        loop.answers[step] = value
+
+    def _commit(self, loop: _Loop, step: int) -> None:
+        loop.committed = step
+        after: set[bytes] = set()
+        for checksum in loop.possible[step - 1]:
+            for inputs in loop.sent[step]:
+                following = checksum
+                for data in inputs:
+                    following = folded(following, data)
+                after.add(following)
+        loop.possible[step] = after
+
+    def _failed_step(self, client: Client, loop: _Loop, answer: StepFailed) -> None:
+        code = answer.error.code
+        if answer.step in loop.answers:
+            self.count("steps answered again")
+            first = loop.answers[answer.step]
+            self.check(value_of(answer) == first, f"{answer} was {first} before")
+            return
+        self.count("steps failed")
+        if code == "step_cancelled":
+            self.count("steps cancelled")
+        elif code in ("step_committed", "step_out_of_order", "reset_in_progress"):
+            self.count("steps refused")
+        elif code == "session_state_lost" and loop.lost:
+            self.count("steps refused for a lost state")
+        else:
+            self._failed.add(client.session)
+        self.check(
+            answer.committed_step in (loop.committed, loop.committed + 1),
+            f"{client.session} says {answer}, but {loop.committed} was committed",
+        )
+        if answer.committed_step > loop.committed:
+            self.count("committed steps whose output was lost")
+            self.check(answer.committed_step == answer.step, f"{answer} commits another step")
+            self._commit(loop, answer.step)
+            loop.answers[answer.step] = value_of(answer)
+
+    def released(self, client: Client, reason: CloseReason) -> None:
+        """Nothing more to hold it against."""
+        self._loops.pop(client.session, None)

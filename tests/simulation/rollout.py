@@ -1,0 +1,123 @@
+"""Clients of a step loop: one step after the other, and whatever else may be asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.errors import ErrorInfo
+from sessions.client import Answered, Refused
+from sessions.steps.events import Interrupt, Reset, StateLost, Step, StepDone, StepFailed, WasReset
+from tests.simulation.client import Client
+from tests.simulation.deployment import Deployment
+from tests.simulation.steps import actions
+
+TROUBLE = ("fail", "fail_after_output", "fail_in_commit", "stall", "finish_when_cancelled")
+
+
+class Rollout(Client):
+    """The client of a world or a robot."""
+
+    def __init__(self, deployment: Deployment, gateway_place: str, name: str) -> None:
+        super().__init__(deployment, gateway_place, name)
+        self.committed = 0
+        self.lost = False
+        self.flying: set[int] = set()
+        """Steps that it has asked for and was not answered."""
+        self._answers = 0
+        self._last_error: ErrorInfo | None = None
+        self._last_step = 0
+
+    def a_patch(self) -> dict[str, Any] | None:
+        """Where the state begins."""
+        return {"seed": self.world.random.randrange(3)} if self.world.chance(0.5) else None
+
+    def a_verb(self) -> Interrupt:
+        """Something to say that is harmless."""
+        return Interrupt()
+
+    def learns(self, output: Any) -> None:
+        """Where the loop stands."""
+        match output:
+            case StepDone():
+                if output.step > self.committed and self.gateway is not None:
+                    self.verb_ms = self.gateway.now_ms
+                self._answered(output.step, output.committed_step, None)
+            case StepFailed():
+                self._answered(output.step, output.committed_step, output.error)
+            case Answered(error=error) if error is not None:
+                # It may have been a step: then that is no more in flight than before.
+                if self._last_step:
+                    self.flying.discard(self._last_step)
+            case StateLost():
+                self.lost = True
+                self.committed = output.committed_step
+            case WasReset():
+                self.lost = False
+                self.committed = 0
+            case Refused():
+                self._last_error = output.error
+
+    def _answered(self, step: int, committed: int, error: ErrorInfo | None) -> None:
+        self.flying.discard(step)
+        self.committed = committed
+        self._answers += 1
+        self._last_error = error
+
+    def pending(self) -> list[Any]:
+        """Steps in flight."""
+        return sorted(self.flying)
+
+    def busy(self) -> bool:
+        """Most wait for the answer to their last step, up to a point."""
+        return bool(self.flying) and self.world.chance(0.8)
+
+    def handed_over(self, verb: Any) -> None:
+        """A verb is about to reach the session."""
+        self._last_step = 0
+        if isinstance(verb, Step):
+            self._last_step = verb.step
+            self.flying.add(verb.step)
+        elif isinstance(verb, Interrupt | Reset):
+            self.interrupted = True
+
+    def act(self) -> None:
+        """Do one thing: mostly the next step."""
+        world = self.world
+        chance = world.random
+        if self.lost and world.chance(0.7):
+            self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+            return
+        if self.flying and world.chance(0.5):
+            world.count("steps interrupted")
+            self.say(Interrupt())
+            return
+        roll = chance.random()
+        if roll < 0.75:
+            self._step(self.committed + 1)
+        elif roll < 0.83:
+            world.count("steps repeated")
+            self._step(chance.randrange(max(1, self.committed - 9), self.committed + 2))
+        elif roll < 0.87:
+            world.count("steps out of order")
+            self._step(self.committed + chance.choice([2, 5]))
+        elif roll < 0.92:
+            self.say(Interrupt())
+        else:
+            self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+
+    def _step(self, step: int) -> None:
+        world = self.world
+        parameters: dict[str, Any] = {}
+        if self.talks and world.chance(self.rude):
+            parameters = {world.random.choice(TROUBLE): True}
+        count = world.random.choice([1, 1, 2])
+        inputs = [actions(world.number("action")) for _ in range(count)]
+        self.say(Step(step, inputs, parameters))
+
+    def probe(self) -> None:
+        """Take the first step."""
+        self._step(1)
+
+    def probed(self) -> tuple[ErrorInfo | None] | None:
+        """How that went."""
+        return (self._last_error,) if self._answers else None
