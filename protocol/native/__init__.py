@@ -39,6 +39,7 @@ from protocol.native.payloads import NewPayload
 from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
 from protocol.native.wires import (
     MAX_FRAME_BYTES,
+    MAX_FREE_BYTES,
     MAX_VALUES,
     WIRES,
     Unreadable,
@@ -48,6 +49,7 @@ from protocol.native.wires import (
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "MAX_FREE_BYTES",
     "MAX_VALUES",
     "WIRES",
     "Attach",

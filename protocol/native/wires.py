@@ -18,6 +18,11 @@ MAX_DEPTH = 32
 MAX_VALUES = 16_384
 """How many values settings or parameters may hold: each is looked at, while all others wait."""
 
+MAX_FREE_BYTES = 1024 * 1024
+"""How long settings, parameters or metadata may be: what is free in form is slow to read."""
+
+_ENCODED_CHAR_BYTES = 12
+"""The longest that a character of a name gets in an encoding: a pair of escapes in JSON."""
 _INTEGERS = range(-(2**63), 2**64)
 
 Body = TypeVar("Body")
@@ -45,6 +50,28 @@ class Wire(Protocol):
         """A frame to be sent: text or binary, as this wire has them."""
 
 
+class _Free(msgspec.Struct, frozen=True):
+    """What in an input or a signal is free in form, unread."""
+
+    settings: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """The client's names for a frame, unread."""
+
+    id: msgspec.Raw = msgspec.Raw()
+    ref: msgspec.Raw = msgspec.Raw()
+
+
+class _Sketch(_Names, frozen=True):
+    """A frame of which no more is made than it takes to refuse it."""
+
+    input: _Free = _Free()
+    signal: _Free = _Free()
+
+
 class JsonWire:
     """Text frames of JSON, bytes as base64. JSON in a binary frame is read as well."""
 
@@ -58,9 +85,10 @@ class JsonWire:
         """The frame that a client sent. Raises Unreadable."""
         _check_length(frame)
         try:
+            _check_free_length(msgspec.json.decode, frame)
             return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error, _loosely(msgspec.json.decode, frame)) from None
+            raise _explained(error, *_names(msgspec.json.decode, frame)) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise Unreadable("The frame is not valid JSON.", code="invalid_json") from None
 
@@ -84,9 +112,10 @@ class MsgpackWire:
         try:
             if isinstance(frame, str):
                 raise Unreadable("MessagePack comes in binary frames.", code="invalid_msgpack")
+            _check_free_length(msgspec.msgpack.decode, frame)
             return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error, _loosely(msgspec.msgpack.decode, frame)) from None
+            raise _explained(error, *_names(msgspec.msgpack.decode, frame)) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
             raise Unreadable("The frame is not MessagePack.", code="invalid_msgpack") from None
 
@@ -103,7 +132,7 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
     try:
         read = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explained(error, None) from None
+        raise _explained(error) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Unreadable("The body is not valid JSON.", code="invalid_json") from None
     _check_plain(read)
@@ -187,29 +216,58 @@ class _FreeForm:
         return Unreadable(message, code=code, field=path)
 
 
-def _loosely(decode: Any, frame: str | bytes) -> Any:
-    """The frame once more, without a type, to say what is wrong and echo its names."""
+def _check_free_length(decode: Any, frame: str | bytes) -> None:
+    """Raise Unreadable for a frame in which something free in form is too long."""
+    if len(frame) <= MAX_FREE_BYTES:
+        return
     try:
-        return decode(frame)
+        sketch = decode(frame, type=_Sketch)
+    except (msgspec.ValidationError, TypeError):
+        return  # Not a frame: what is wrong is found out when it is read.
+    for said in ("input", "signal"):
+        for name in _Free.__struct_fields__:
+            if len(memoryview(getattr(getattr(sketch, said), name))) > MAX_FREE_BYTES:
+                place = f"{said}.{name}"
+                unreadable = Unreadable(
+                    f"'{place}' is longer than {MAX_FREE_BYTES} bytes.",
+                    code="event_too_large",
+                    field=place,
+                )
+                unreadable.id = _named(decode, sketch.id, 128)
+                unreadable.ref = _named(decode, sketch.ref, 512)
+                raise unreadable
+
+
+def _names(decode: Any, frame: str | bytes) -> tuple[str | None, str | None]:
+    """The `id` and the `ref` of a frame that is wrong elsewhere, where they can be read."""
+    try:
+        names = decode(frame, type=_Names)
     except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
-        return None
+        return None, None
+    return _named(decode, names.id, 128), _named(decode, names.ref, 512)
 
 
-def _explained(error: msgspec.ValidationError, raw: Any) -> Unreadable:
+def _explained(
+    error: msgspec.ValidationError, command: str | None = None, ref: str | None = None
+) -> Unreadable:
     found = fault(error)
     reason = found.reason
     if (kinds := _KINDS.get(found.path)) is not None:
         reason += f"; known are {', '.join(kinds)}"
     place = f"'{found.path}': " if found.path else ""
     unreadable = Unreadable(f"{place}{reason}.", code=found.code, field=found.path or None)
-    if isinstance(raw, dict):
-        unreadable.id, unreadable.ref = _named(raw, "id", 128), _named(raw, "ref", 512)
+    unreadable.id, unreadable.ref = command, ref
     return unreadable
 
 
-def _named(raw: dict[Any, Any], name: str, most: int) -> str | None:
-    value = raw.get(name)
-    return value if isinstance(value, str) and len(value) <= most else None
+def _named(decode: Any, raw: msgspec.Raw, most: int) -> str | None:
+    if not 0 < len(memoryview(raw)) <= _ENCODED_CHAR_BYTES * most + 2:
+        return None
+    try:
+        name: str = decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return name if len(name) <= most else None
 
 
 def _tags(union: Any) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.native import (
     MAX_FRAME_BYTES,
+    MAX_FREE_BYTES,
     MAX_VALUES,
     WIRES,
     Attach,
@@ -152,6 +153,21 @@ def test_settings_and_parameters_hold_values_to_a_bound() -> None:
             assert (error.field, "more than" in error.message) == ("input.settings", True)
         said = {"type": "reset", "parameters": {"many": [1] * (MAX_VALUES - 2)}}
         assert wire.read(encoded(wire, {"type": "signal", "signal": said}))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_free_in_form_is_refused_unread_when_it_is_long(wire: Wire) -> None:
+    long = {"x": "x" * MAX_FREE_BYTES}
+    for frame, place in (
+        ({"type": "update", "input": {"type": "settings", "settings": long}}, "input.settings"),
+        ({"type": "signal", "signal": {"type": "reset", "parameters": long}}, "signal.parameters"),
+        ({"type": "signal", "signal": {"type": "respond", "metadata": long}}, "signal.metadata"),
+    ):
+        error = refused(wire, encoded(wire, frame | {"id": "é" if wire is JSON else "i"}))
+        assert (error.code, error.field) == ("event_too_large", place)
+        assert error.id == ("é" if wire is JSON else "i")
+    audio = {"type": "audio", "pcm": bytes(2 * MAX_FREE_BYTES)}
+    assert wire.read(encoded(wire, {"type": "update", "input": audio}))
 
 
 def test_the_path_of_a_value_deep_inside_is_told() -> None:
