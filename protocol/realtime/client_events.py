@@ -23,6 +23,10 @@ from protocol.realtime.session import FormatPatch, SessionPatch, read_session
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """A longer event is refused unread; the connection stays open."""
 
+MAX_VALUES = 65_536
+"""An event with more members and entries, counted by the marks between them (in texts as
+well), is refused unread: to make objects of millions would hold all sessions up."""
+
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
@@ -215,6 +219,10 @@ def parse(frame: str | bytes) -> ClientEvent:
         raise MalformedEvent(
             f"The event is longer than {MAX_EVENT_BYTES} bytes.", code="event_too_large"
         )
+    if len(frame) > MAX_VALUES and _marks(frame) > MAX_VALUES:
+        raise MalformedEvent(
+            f"The event has more than {MAX_VALUES} values.", code="event_too_large"
+        )
     try:
         event = _decoder.decode(frame)
     except msgspec.ValidationError as error:
@@ -232,6 +240,13 @@ def parse(frame: str | bytes) -> ClientEvent:
     except MalformedEvent as error:
         error.event_id = event.event_id
         raise
+
+
+def _marks(frame: str | bytes) -> int:
+    """At most so many values are in the JSON text `frame`, for what it costs to count them."""
+    if isinstance(frame, str):
+        return frame.count(",") + frame.count("[") + frame.count("{")
+    return frame.count(b",") + frame.count(b"[") + frame.count(b"{")
 
 
 def _checked(event: _WireEvent) -> ClientEvent:

@@ -24,6 +24,7 @@ from protocol.realtime import (
     SessionUpdate,
     parse,
 )
+from protocol.realtime.client_events import MAX_VALUES
 from protocol.realtime.items import MAX_PARTS
 
 
@@ -61,7 +62,7 @@ def test_malformed_json_is_said_to_be_that(frame: str | bytes) -> None:
 
 
 def test_deep_nesting_is_refused_and_not_fatal() -> None:
-    error = refused('{"type":"session.update","session":' + "[" * 100_000 + "}")
+    error = refused('{"type":"session.update","session":' + "[" * 50_000 + "}")
     assert error.code in ("invalid_json", "invalid_type")
 
 
@@ -334,3 +335,23 @@ NAMES = st.sampled_from(
 def test_any_object_is_either_an_event_or_refused(kind: str, fields: dict[str, Any]) -> None:
     with contextlib.suppress(MalformedEvent):
         assert isinstance(parse(json.dumps({"type": kind, **fields})), ClientEvent)
+
+
+@pytest.mark.parametrize(
+    "tracing",
+    ["[" + "[]," * MAX_VALUES + "1]", '{"a":' + '{"a":' * MAX_VALUES, '{"k":1,' * MAX_VALUES],
+)
+@pytest.mark.parametrize("binary", [False, True])
+def test_an_event_of_more_values_than_the_limit_is_refused_unread(
+    tracing: str, binary: bool
+) -> None:
+    frame = '{"type":"session.update","session":{"type":"realtime","tracing":' + tracing + "}}"
+    error = refused(frame.encode() if binary else frame)
+    assert error.code == "event_too_large"
+    assert "values" in str(error)
+
+
+def test_a_long_append_has_few_values() -> None:
+    audio = base64.b64encode(bytes(2 * MAX_VALUES)).decode()
+    parsed = parse(event(type="input_audio_buffer.append", audio=audio))
+    assert isinstance(parsed, InputAudioAppend)

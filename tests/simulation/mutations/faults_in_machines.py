@@ -55,9 +55,7 @@ MUTATIONS = (
         "        if state is None or state.cancel_by_ms is not None:\n"
         "            return\n"
         "        if self._retention.overfull:\n",
-        "        if state is None:\n"
-        "            return\n"
-        "        if self._retention.overfull:\n",
+        "        if state is None:\n            return\n        if self._retention.overfull:\n",
     ),
     Mutation(
         "a repeated command is carried out again",
