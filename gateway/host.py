@@ -158,7 +158,7 @@ class GatewayHost:
         if self._hosted.admission.full(spec):
             # What cannot be opened ends nobody's session.
             self._session(spec, tenant, name, secret, bounds, settings_patch)
-            await self._make_room(spec)
+            await self._make_room(spec, tenant)
         if self.draining:
             raise CapacityExceeded("this gateway is draining", code="draining")
         session = self._session(spec, tenant, name, secret, bounds, settings_patch)
@@ -276,13 +276,13 @@ class GatewayHost:
 
         return HostedAttachment(self, clients.session.identity.session, name, forget)
 
-    async def _make_room(self, pipeline: Pipeline) -> None:
+    async def _make_room(self, pipeline: Pipeline, tenant: str) -> None:
         """While the pipeline is full, end the session that was left alone the longest.
 
         Returns with a place free, or with no session that may go. Nothing is held meanwhile.
         """
         while self._hosted.admission.full(pipeline):
-            victim = self._hosted.least_needed(pipeline)
+            victim = self._hosted.least_needed(pipeline, tenant)
             if victim is None:
                 return
             clients = self._clients[victim.id]

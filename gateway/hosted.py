@@ -8,7 +8,7 @@ and in order, by direct calls; what has to leave the process is the shell's to d
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,13 +121,26 @@ class HostedSessions:
         self.admission.take(hosted.session.pipeline)
         self._hosted[hosted.id] = hosted
 
-    def least_needed(self, pipeline: Pipeline) -> Hosted | None:
-        """The session that may end to make room: nobody is there, nothing runs, and it has
-        been idle the longest."""
+    def least_needed(self, pipeline: Pipeline, tenant: str) -> Hosted | None:
+        """The session that may end to make room for one of `tenant`.
+
+        Nobody is there, nothing runs, and it has been idle the longest. It is one of the
+        tenant's own, or of a tenant that would still have as many as this one then.
+        """
+        held = Counter(
+            hosted.session.identity.tenant
+            for hosted in self._hosted.values()
+            if hosted.session.pipeline is pipeline
+        )
         alone = [
             hosted
             for hosted in self._hosted.values()
-            if hosted.session.pipeline is pipeline and hosted.session.evictable
+            if hosted.session.pipeline is pipeline
+            and hosted.session.evictable
+            and (
+                (owner := hosted.session.identity.tenant) == tenant
+                or held[owner] > held[tenant] + 1
+            )
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 

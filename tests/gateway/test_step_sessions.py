@@ -145,3 +145,15 @@ async def test_players_that_vanish_make_room_for_others() -> None:
             player.detach()
         assert len(host.sessions()) == 4
         assert all(health.ready for health in host.health())
+
+
+async def test_a_tenant_that_opens_many_sessions_ends_none_of_who_has_fewer() -> None:
+    async with playing(world(sessions=4, grace_ms=600_000)) as host:
+        quiet = await host.open(pipeline="game", tenant="quiet", secret="s")
+        for _ in range(12):
+            await host.open(pipeline="game", tenant="greedy", secret="s")
+        assert host.summary(quiet.session, "quiet").state == "detached"
+        # Who has fewer gets what who has more left alone.
+        await host.open(pipeline="game", tenant="third", secret="s")
+        tenants = [session.tenant for session in host.sessions()]
+        assert sorted(tenants) == ["greedy", "greedy", "quiet", "third"]

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from tests.simulation.client import Client
     from tests.simulation.deployment import Deployment
 
+TENANT = "tenant"
+
 
 class SimulatedLink:
     """A link to one worker, as `gateway.placement.CommandLink`."""
@@ -287,7 +289,7 @@ class GatewayProcess(Process):
         hosted = self.hosted
         if not hosted.admission.full(self.pipeline):
             return True
-        victim = hosted.least_needed(self.pipeline)
+        victim = hosted.least_needed(self.pipeline, TENANT)
         if victim is None:
             return True
         self.watch.evicted(self, victim)
@@ -311,7 +313,7 @@ class GatewayProcess(Process):
             session=f"sess_{self.world.number('session')}",
             epoch=1,
             owner=self.incarnation,
-            tenant="tenant",
+            tenant=TENANT,
             model=self.pipeline.name,
             expires_at_s=0,
         )
