@@ -21,7 +21,7 @@ from sessions.lifecycle import State
 if TYPE_CHECKING:
     from tests.simulation.client import Client
 
-AWAY_MS = (1.0, 300.0, 2_500.0, 9_000.0)
+AWAY_MS = (1.0, 300.0, 2_500.0, 5_000.0, 9_000.0)
 """How long a client that was cut off stays away; the last is longer than its grace."""
 UNSEEN_MS = (0.0, 0.0, 40.0, 1_500.0)
 """How long nobody notices that a client is gone."""

@@ -54,10 +54,8 @@ MUTATIONS = (
         "workers/session_control.py",
         "        if state is None or state.cancel_by_ms is not None:\n"
         "            return\n"
-        "        if state.first_output_ms is None:\n",
-        "        if state is None:\n"
-        "            return\n"
-        "        if state.first_output_ms is None:\n",
+        "        if self._retention.overfull:\n",
+        "        if state is None:\n            return\n        if self._retention.overfull:\n",
     ),
     Mutation(
         "a repeated command is carried out again",
@@ -130,7 +128,7 @@ MUTATIONS = (
     Mutation(
         "a turn that fails tells nobody",
         "sessions/orchestrator.py",
-        "        self._emit(self._result(flow, error))\n",
+        "        self._emit(self._result(flow, error, frozenset(unsettled)))\n",
         "",
     ),
     Mutation(
@@ -223,7 +221,104 @@ MUTATIONS = (
     Mutation(
         "a session ends and leaves its responses open",
         "sessions/duplex/machine.py",
-        "            self._replies.end_all(error)\n",
+        "        self._replies.end_all(error)\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "what was put out while nobody was there is dropped",
+        "sessions/attachments.py",
+        "        self._welcome(request, request.new_secret)\n        if self._log is not None:\n",
+        "        if self._log is not None:\n            self._log.let_go()\n"
+        "        self._welcome(request, request.new_secret)\n        if self._log is not None:\n",
+    ),
+    Mutation(
+        "one output too many is told again",
+        "sessions/output_log.py",
+        "for kept in self._kept if kept.sequence > cursor]",
+        "for kept in self._kept if kept.sequence >= cursor]",
+    ),
+    Mutation(
+        "a gap is not stated",
+        "sessions/output_log.py",
+        "(cursor + 1, first - 1) if first > cursor + 1 else None",
+        "None",
+    ),
+    Mutation(
+        "what is kept for a client grows later",
+        "sessions/output_log.py",
+        "        copy, size = _copy(output)\n",
+        "        copy, size = output, _copy(output)[1]\n",
+    ),
+    Mutation(
+        "an old secret stays good",
+        "sessions/resume_secret.py",
+        "            self._retired.append(self._previous)\n            self._previous = None\n",
+        "            self._retired.append(self._previous)\n",
+    ),
+    Mutation(
+        "the secret that a lost answer was asked with is no good",
+        "sessions/resume_secret.py",
+        "        self._previous = presented\n",
+        "        self._previous = None\n",
+    ),
+    Mutation(
+        "who was replaced is not told",
+        "sessions/attachments.py",
+        '            self.tell(self.controller, LetGo("replaced"))\n',
         "            pass\n",
+    ),
+    Mutation(
+        "a command is carried out as often as it is said",
+        "sessions/commands.py",
+        "        if answer is None:\n            return False\n",
+        "        if answer is None or answer.error is None:\n            return False\n",
+    ),
+    Mutation(
+        "a call in doubt is taken for done",
+        "sessions/record.py",
+        "                if there is None:\n                    return None\n",
+        "                if there is None:\n                    return Outcome.OK\n",
+    ),
+    Mutation(
+        "the one that was used last is evicted",
+        "gateway/hosted.py",
+        "return min(alone, key=lambda hosted: hosted.session.idle_since_ms",
+        "return max(alone, key=lambda hosted: hosted.session.idle_since_ms",
+    ),
+    Mutation(
+        "a session with work in flight is evicted",
+        "sessions/session.py",
+        "self.state is State.DETACHED and not self._machine.working",
+        "self.state is State.DETACHED",
+    ),
+    Mutation(
+        "a step runs on a state that begins from nothing",
+        "sessions/steps/machine.py",
+        "        newly = not self._lost and (self._committed > 0 or not self._as_opened)\n",
+        "        newly = False\n",
+    ),
+    Mutation(
+        "a commit that fails loses nothing",
+        "workers/session_control.py",
+        "        self._steps.lost = True\n",
+        "        pass\n",
+    ),
+    Mutation(
+        "a step that failed counts",
+        "workers/session_control.py",
+        "        answered = state.step if status is TurnStatus.COMPLETED else None\n",
+        "        answered = state.step if status is not TurnStatus.CANCELLED else None\n",
+    ),
+    Mutation(
+        "a reset leaves the steps committed",
+        "workers/step_order.py",
+        "        self.committed = 0\n        self.lost = False\n\n    def unusable",
+        "        self.lost = False\n\n    def unusable",
+    ),
+    Mutation(
+        "an answer to a request ends before its last piece",
+        "sessions/oneshot/machine.py",
+        "        if self._ended is not None and not self._unsent and not self.finished:\n",
+        "        if self._ended is not None and not self.finished:\n",
     ),
 )
