@@ -189,11 +189,12 @@ def profile_of(seed: int) -> Profile:
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
             hang=chance.choice([0.0, 0.0, 0.03, 0.3]),
-            overflow=chance.choice([0.0, 0.03]),
+            overflow=chance.choice([0.0, 0.1]),
             slow_operation=chance.choice([0.0, 0.3]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
     limits = replace(LIMITS, idle_ms=60_000) if engine.hang else LIMITS
+    limits = replace(limits, sessions=chance.choice([3, 4, 4]))
     limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
     directory = DirectoryFaults()
     if chance.random() < 0.5:

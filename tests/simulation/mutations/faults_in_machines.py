@@ -292,18 +292,6 @@ MUTATIONS = (
         "self.state is State.DETACHED",
     ),
     Mutation(
-        "a step runs on a state that begins from nothing",
-        "sessions/steps/machine.py",
-        "        newly = not self._lost and (self._committed > 0 or not self._as_opened)\n",
-        "        newly = False\n",
-    ),
-    Mutation(
-        "a commit that fails loses nothing",
-        "workers/session_control.py",
-        "        self._steps.lost = True\n",
-        "        pass\n",
-    ),
-    Mutation(
         "a step that failed counts",
         "workers/session_control.py",
         "        answered = state.step if status is TurnStatus.COMPLETED else None\n",
