@@ -18,7 +18,7 @@ from tests.simulation.mutations.faults_in_machines import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("gateway", "protocol", "sessions", "workers", "tests/simulation")
-SEEDS = "0:90"
+SEEDS = "0:200"
 TIMEOUT_S = 100.0
 
 
