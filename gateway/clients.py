@@ -55,7 +55,7 @@ class Clients:
             self.room.set()
 
     def tell(self, action: ToClient) -> None:
-        """Hand an output to whom it is for.
+        """Hand an output to whom it is for: to all, but to those who still wait to be let in.
 
         A listener that fails fails the session, if it has control of it; an observer is
         let go.
@@ -72,7 +72,8 @@ class Clients:
                 if not answer.done():
                     answer.set_result(output)
         for attachment in list(self.listeners):
-            self._call(attachment, action.sequence, output)
+            if attachment not in self.arrivals:
+                self._call(attachment, action.sequence, output)
 
     def refuse(self, action: AttachRefused) -> None:
         """A client that wanted to attach does not."""

@@ -55,9 +55,10 @@ class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResetArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From where a session's state begins."""
+    """From where a session's state begins; None: from where it began at the open, where that
+    was said, and else from 0."""
 
-    seed: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SyntheticStep(Engine):
         """A session at step 0; `settings` may hold its `seed`."""
         if self.open_sessions >= self.options.sessions:
             raise CapacityExceeded("the synthetic engine is full")
-        return _SyntheticLoop(self, _arguments(settings, ResetArguments).seed)
+        return _SyntheticLoop(self, _arguments(settings, ResetArguments).seed or 0)
 
     async def shutdown(self) -> None:
         """Every session must have been closed."""
@@ -103,6 +104,7 @@ class SyntheticStep(Engine):
 class _SyntheticLoop(EngineSession):
     def __init__(self, engine: SyntheticStep, seed: int) -> None:
         self._engine = engine
+        self._seed = seed
         self._state = self._begin(seed)
         engine.open_sessions += 1
 
@@ -148,7 +150,8 @@ class _SyntheticLoop(EngineSession):
         """`reset`, with a `seed`; `state` tells of it."""
         match name:
             case "reset":
-                self._state = self._begin(_arguments(arguments, ResetArguments).seed)
+                wanted = _arguments(arguments, ResetArguments).seed
+                self._state = self._begin(self._seed if wanted is None else wanted)
                 return {}
             case "state":
                 return {"steps": self._state.steps, "checksum": self._state.checksum.hex()}

@@ -326,10 +326,10 @@ class Client:
     def _be_fickle(self) -> None:
         roll = self.world.random.random()
         line = self.line
-        if roll < 0.35:
+        if roll < 0.45:
             if line.resumable:
                 line.vanish()
-        elif roll < 0.5:
+        elif roll < 0.55:
             line.acknowledge()
         elif roll < 0.75:
             self.repeat_command()

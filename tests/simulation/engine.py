@@ -182,7 +182,9 @@ class SyntheticEngine:
             case SignalSession(name=name, arguments=arguments):
                 session.speech_ms = None
                 if name == RESET:
-                    session.steps, session.checksum = 0, begun(arguments.get("seed", 0))
+                    as_opened = session.settings.get("seed", 0)
+                    session.steps = 0
+                    session.checksum = begun(arguments.get("seed", as_opened))
         self._worker.tell(OperationDone(action.session, error))
 
     def free(self, name: str) -> None:

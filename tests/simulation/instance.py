@@ -52,7 +52,7 @@ class Bounds:
     """How much may happen in all: what clients do, what goes wrong, what is in flight when
     a client does something."""
 
-    client: int = 4
+    client: int = 2
     faults: int = 2
     messages: int = 2
 

@@ -21,13 +21,15 @@ from sessions.lifecycle import State
 if TYPE_CHECKING:
     from tests.simulation.client import Client
 
-AWAY_MS = (1.0, 300.0, 2_500.0, 9_000.0)
+AWAY_MS = (1.0, 300.0, 2_500.0, 5_000.0, 5_000.0, 9_000.0)
 """How long a client that was cut off stays away; the last is longer than its grace."""
 UNSEEN_MS = (0.0, 0.0, 40.0, 1_500.0)
 """How long nobody notices that a client is gone."""
 
 
-AT_ONCE = frozenset({"secret_reused", "resume_refused"})
+REUSED = frozenset({"secret_reused"})
+GUESSED = frozenset({"resume_refused"})
+AT_ONCE = REUSED | GUESSED
 
 
 @dataclass(eq=False)
@@ -49,6 +51,8 @@ class Attachment:
     refusable: frozenset[str] | None = None
     refused: ErrorInfo | None = None
     let_go: str | None = None
+    unwelcome: bool = False
+    """Whether it must not be let in."""
     dead: bool = False
     """Whether nothing of what is sent reaches anybody."""
 
@@ -253,9 +257,9 @@ class Line:
         if not self.resumable:
             return
         if self._retired is not None and self._world.chance(0.7):
-            self._ask(self.has, self._retired, refusable=frozenset({"secret_reused"}))
+            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=not self._contested)
         else:
-            self._ask(self.has, "a guess", refusable=frozenset({"resume_refused"}))
+            self._ask(self.has, "a guess", refusable=GUESSED, unwelcome=True)
 
     def observe(self) -> None:
         """Somebody looks on: reads nothing, may say something, and goes."""
@@ -281,11 +285,14 @@ class Line:
         *,
         role: Role = Role.CONTROLLER,
         refusable: frozenset[str] | None = None,
+        unwelcome: bool = False,
     ) -> Attachment:
         self._number += 1
         name = f"{self._client.name}-{self._number}"
         new_secret = f"secret-{name}"
-        attachment = Attachment(name, role, cursor, secret, new_secret, refusable=refusable)
+        attachment = Attachment(
+            name, role, cursor, secret, new_secret, refusable=refusable, unwelcome=unwelcome
+        )
         self.attachments[name] = attachment
         self._world.note(self._client.name, f"asks for {name}: {role}, {cursor}, {secret}")
         self._client.handle(AttachRequested(name, role, cursor, secret, new_secret))

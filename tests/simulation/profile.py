@@ -189,11 +189,12 @@ def profile_of(seed: int) -> Profile:
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
             hang=chance.choice([0.0, 0.0, 0.03, 0.3]),
-            overflow=chance.choice([0.0, 0.03]),
+            overflow=chance.choice([0.0, 0.1]),
             slow_operation=chance.choice([0.0, 0.3]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
     limits = replace(LIMITS, idle_ms=60_000) if engine.hang else LIMITS
+    limits = replace(limits, sessions=chance.choice([3, 4, 4]))
     limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
     directory = DirectoryFaults()
     if chance.random() < 0.5:
@@ -252,12 +253,12 @@ def profile_of(seed: int) -> Profile:
         arena=arena,
         weather=weather,
         engine=engine,
-        clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6]),
+        clients=1 if engine.hang > 0.1 else chance.choice([1, 2, 3, 6, 8]),
         fault_every_ms=chance.choice([0.0, 700.0, 2_500.0, 6_000.0]),
         control=control,
         link=link,
         directory=directory,
-        fickle=chance.choice([0.0, 0.1, 0.3, 0.5]),
+        fickle=0.0 if engine.hang > 0.1 else chance.choice([0.0, 0.1, 0.3, 0.5]),
         rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
     )

@@ -10,6 +10,7 @@ from tests.simulation.schedule import run
 from tests.simulation.sweep import WAYS, sweep
 
 EVENTS = 300_000
+SHORT_EVENTS = 50_000
 MEDIAN_EVENTS = 200
 
 
@@ -21,7 +22,14 @@ def the_failure(result: Tally) -> str:
     )
 
 
-@pytest.mark.timeout(300)
+def test_the_invariants_hold() -> None:
+    result = tally(seeds_from(0), events=SHORT_EVENTS)
+    assert not result.failures, the_failure(result)
+    assert result.median >= MEDIAN_EVENTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_invariants_hold_and_are_put_to_the_test() -> None:
     result = tally(seeds_from(0), events=EVENTS)
     print("\n".join(result.lines()))

@@ -117,7 +117,7 @@ def main() -> int:
         f"{'all' if seen.complete else 'not all'}, {time.perf_counter() - started_s:.1f} s"
     )
     if seen.failure is not None:
-        print(f"seed walk: {seen.failure}")
+        print(f"walk: {seen.failure}")
         return 1
     return 0
 

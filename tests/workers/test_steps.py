@@ -203,6 +203,14 @@ async def test_a_reset_begins_from_what_it_says_and_a_refused_one_changes_nothin
     assert (await loop.step(1)).committed_step == 1
 
 
+async def test_a_reset_that_says_nothing_begins_as_the_session_was_opened(gateway: Gateway) -> None:
+    await gateway.open("seeded", seed=7)
+    loop = Loop(gateway, "seeded")
+    await loop.step(1)
+    assert (await loop.reset()).error is None
+    assert await loop.state() == (0, checksum_after([], seed=7))
+
+
 async def test_one_sessions_failures_leave_another_sessions_steps_alone(
     gateway: Gateway, loop: Loop
 ) -> None:

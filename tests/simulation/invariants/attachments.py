@@ -121,6 +121,13 @@ class I7Attachments(Invariant):
         self.check(about.role is attachment.role, f"{attachment.name} gets {about.role}")
         self.check(about.sequence == sequence == client.last_sequence, f"{about} is no present")
         controls = attachment.role is Role.CONTROLLER
+        self.check(not attachment.unwelcome, f"{attachment.name} is let in with an old secret")
+        for other in client.line.attachments.values() if controls else ():
+            replaced = other is not attachment and other.role is Role.CONTROLLER
+            self.check(
+                not replaced or other.following is None,
+                f"{other.name} is not told that {attachment.name} takes its place",
+            )
         self.count("controllers attached" if controls else "observers attached")
         self.check((about.secret is not None) is controls, f"{attachment.name} has a secret")
         if attachment.secret is not None:

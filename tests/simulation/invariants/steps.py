@@ -31,6 +31,7 @@ class _Loop:
     answers: dict[int, Any] = field(default_factory=dict)
     committed: int = 0
     lost: bool = False
+    seed: int = 0
     seeds: list[int] = field(default_factory=list)
     commands: set[str] = field(default_factory=set)
 
@@ -66,7 +67,7 @@ class I5Steps(Invariant):
         if isinstance(client, Rollout):
             assert client.hosted is not None
             seed = client.hosted.session.settings.get("seed", 0)
-            self._loops[client.session] = _Loop({0: {begun(seed)}})
+            self._loops[client.session] = _Loop({0: {begun(seed)}}, seed=seed)
 
     def said(self, client: Client, verb: Any) -> None:
         """What may come to be the input of a step."""
@@ -76,7 +77,7 @@ class I5Steps(Invariant):
         if isinstance(verb, Step):
             loop.sent[verb.step].append(tuple(bytes(p.data) for p in verb.inputs))
         elif isinstance(verb, Reset):
-            loop.seeds.append(verb.parameters.get("seed", 0))
+            loop.seeds.append(verb.parameters.get("seed", loop.seed))
 
     def told(self, client: Client, sequence: int, output: Any) -> None:
         """Hold an answer against what may be."""
@@ -101,14 +102,15 @@ class I5Steps(Invariant):
                 loop.lost = True
             case WasReset():
                 self.count("resets of a lost state" if loop.lost else "resets")
-                fresh = _Loop({0: {begun(seed) for seed in loop.seeds}})
+                begins = {begun(seed) for seed in loop.seeds}
+                fresh = _Loop({0: begins}, seed=loop.seed)
                 fresh.seeds, fresh.commands = loop.seeds, loop.commands
                 self._loops[client.session] = fresh
             case Answered() if output.command not in loop.commands:
                 loop.commands.add(output.command)
                 told = output.result.get("committed_step")
                 self.check(
-                    told is None or told <= loop.committed or output.error is not None,
+                    told is None or told <= loop.committed + 1 or output.error is not None,
                     f"{client.session} says {told} is committed, but {loop.committed} is",
                 )
 

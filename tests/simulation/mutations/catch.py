@@ -18,7 +18,7 @@ from tests.simulation.mutations.faults_in_machines import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("gateway", "protocol", "sessions", "workers", "tests/simulation")
-SEEDS = "0:90"
+SEEDS = "0:200"
 TIMEOUT_S = 100.0
 
 
@@ -47,15 +47,15 @@ def mutated(mutation: Mutation, target: Path) -> None:
     path.write_text(source.replace(mutation.old, mutation.new))
 
 
-def catch(mutation: Mutation) -> Catch:
-    """Run the seeds against the broken copy until one fails."""
+def catch(mutation: Mutation, *command: str) -> Catch:
+    """Run the seeds, or another command, against the broken copy until one fails."""
     started_s = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="antiphon-mutation-") as directory:
         mutated(mutation, Path(directory))
-        command = [sys.executable, "-m", "tests.simulation", "--seeds", SEEDS, "--jobs", "1"]
+        seeds = ("tests.simulation", "--seeds", SEEDS, "--jobs", "1")
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-m", *(command or seeds)],
                 cwd=directory,
                 env={"PYTHONPATH": directory},
                 capture_output=True,
@@ -67,7 +67,9 @@ def catch(mutation: Mutation) -> Catch:
             return Catch(mutation, None, time.perf_counter() - started_s)
     by = None
     if done.returncode != 0:
-        failures = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
+        failures = [
+            line for line in done.stdout.splitlines() if line.startswith(("seed ", "walk: "))
+        ]
         last = done.stdout.strip().splitlines()[-2:] or done.stderr.strip().splitlines()[-1:]
         by = (failures or last)[-1]
         if not failures:
