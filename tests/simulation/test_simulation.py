@@ -10,7 +10,7 @@ from tests.simulation.schedule import run
 from tests.simulation.sweep import WAYS, sweep
 
 EVENTS = 300_000
-SHORT_EVENTS = 50_000
+SHORT_EVENTS = 120_000
 MEDIAN_EVENTS = 200
 
 

@@ -304,9 +304,9 @@ MUTATIONS = (
         "        self.lost = False\n\n    def unusable",
     ),
     Mutation(
-        "an answer to a request ends before its last piece",
+        "a request that failed is not answered",
         "sessions/oneshot/machine.py",
-        "        if self._ended is not None and not self._unsent and not self.finished:\n",
-        "        if self._ended is not None and not self.finished:\n",
+        "            self._emit(RequestFailed(error))\n",
+        "            pass\n",
     ),
 )
