@@ -118,7 +118,7 @@ def test_a_stage_killed_as_a_turn_begins_is_the_reason_of_its_end(
 ) -> None:
     before = descriptors(chain)
     restarts = restarts_of(chain, victim)
-    for number, moment in enumerate(["before", "after", "response.created"] * 2, start=1):
+    for number, moment in enumerate(["before", "after", "response.created"], start=1):
         response = asyncio.run(killed_at(chain, victim, moment))
         error = (response["status_details"] or {}).get("error") or {}
         assert (response["status"], error.get("code")) in ENDS, (moment, response)

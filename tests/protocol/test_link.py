@@ -349,7 +349,7 @@ def test_a_repeated_hello_does_not_reset_the_link() -> None:
 
 def test_a_gateway_that_still_says_hello_is_not_silent() -> None:
     worker = WorkerEnd("w", WorkerInfo("s", "e", True), LinkSettings(silence_ms=5_000))
-    hello = Received(encode_frame(Hello("g", 1, 1, 1, Credit(1, 1))), "g")
+    hello = Received(encode_frame(Hello("g", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))), "g")
     worker.handle(hello, 0)
     # The welcome was late, as after a pause of the worker: it knows of no link yet.
     worker.handle(hello, 6_000)
