@@ -29,9 +29,8 @@ def test_every_state_of_a_very_small_instance() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("bounds", [Bounds(), Bounds(client=3, faults=1)], ids=str)
-def test_every_state_of_a_small_instance(bounds: Bounds) -> None:
-    seen = walk(bounds)
+def test_every_state_of_a_small_instance() -> None:
+    seen = walk()
     print(f"{seen.states} states, {seen.transitions} transitions, {seen.depth} deep")
     assert seen.failure is None, seen.failure
     assert seen.complete
