@@ -17,6 +17,7 @@ from protocol.messages import Report, StageEvent, TurnEnded
 from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
+from sessions.client_pace import ClientPace
 from sessions.duplex import events as said
 from sessions.duplex.context import DuplexContext
 from sessions.duplex.conversation import Conversation, is_audio
@@ -68,7 +69,7 @@ class DuplexMachine:
         )
         self._replies = Replies(self._context, lambda: self._input.hearing)
         self._input = Input(self._context, self._replies)
-        self._blocked_since_ms: float | None = None
+        self._pace = ClientPace(pipeline.limits.stall_ms)
 
     @property
     def settings(self) -> DuplexSettings:
@@ -308,20 +309,13 @@ class DuplexMachine:
     def blocked(self, blocked: bool, now_ms: float) -> None:
         """The client's egress queue is full, or has room again."""
         self._context.now_ms = now_ms
+        self._pace.set(blocked, now_ms)
         if not blocked:
-            self._blocked_since_ms = None
             self._pump()
-        elif self._blocked_since_ms is None:
-            self._blocked_since_ms = now_ms
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left its answer unread for too long."""
-        at_ms = self._stalled_at_ms()
-        return at_ms is not None and at_ms <= now_ms
-
-    def _stalled_at_ms(self) -> float | None:
-        since = self._blocked_since_ms
-        return None if since is None else since + self._context.pipeline.limits.stall_ms
+        return self._pace.stalled(now_ms)
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes what is said: every response ends incomplete, for `reason`."""
@@ -330,8 +324,8 @@ class DuplexMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._context.orchestrator.deadline(), self._stalled_at_ms()]
-        if self._blocked_since_ms is None:
+        deadlines = [self._context.orchestrator.deadline(), self._pace.stalled_at_ms]
+        if not self._pace.blocked:
             deadlines.append(self._replies.deadline())
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -357,7 +351,7 @@ class DuplexMachine:
         self._replies.flow(event)
 
     def _pump(self) -> None:
-        self._replies.pump(blocked=self._blocked_since_ms is not None)
+        self._replies.pump(blocked=self._pace.blocked)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
@@ -369,5 +363,5 @@ class DuplexMachine:
             context.conversation.freeze(),
             self._input.freeze(),
             self._replies.freeze(),
-            self._blocked_since_ms,
+            self._pace.blocked_since_ms,
         )

@@ -14,6 +14,7 @@ from protocol.payloads import PayloadType
 from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
+from sessions.client_pace import ClientPace
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.oneshot.events import (
@@ -63,7 +64,7 @@ class OneShotMachine:
         """Pieces that wait for a client that does not read: their worker keeps them too, and
         is paced by what it keeps."""
         self._ended: FlowEnded | None = None
-        self._blocked_since_ms: float | None = None
+        self._pace = ClientPace(pipeline.limits.stall_ms)
         self._now_ms = 0.0
 
     @property
@@ -207,7 +208,7 @@ class OneShotMachine:
             self._finish(self._ended.error, self._ended)
 
     def _send_pieces(self) -> None:
-        while self._unsent and self._blocked_since_ms is None:
+        while self._unsent and not self._pace.blocked:
             event = self._unsent.popleft()
             # Its bytes are lent until they are acknowledged.
             payload = msgspec.structs.replace(event.payload, data=bytes(event.payload.data))
@@ -262,16 +263,13 @@ class OneShotMachine:
     def blocked(self, blocked: bool, now_ms: float) -> None:
         """The client's egress queue is full, or has room again."""
         self._now_ms = now_ms
+        self._pace.set(blocked, now_ms)
         if not blocked:
-            self._blocked_since_ms = None
             self._pump()
-        elif self._blocked_since_ms is None:
-            self._blocked_since_ms = now_ms
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left the answer unread for too long."""
-        since = self._blocked_since_ms
-        return since is not None and since + self._pipeline.limits.stall_ms <= now_ms
+        return self._pace.stalled(now_ms)
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes the answer: it ends here."""
@@ -281,9 +279,7 @@ class OneShotMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._orchestrator.deadline()]
-        if self._blocked_since_ms is not None:
-            deadlines.append(self._blocked_since_ms + self._pipeline.limits.stall_ms)
+        deadlines = [self._orchestrator.deadline(), self._pace.stalled_at_ms]
         return min((at for at in deadlines if at is not None), default=None)
 
     def tick(self, now_ms: float) -> None:
@@ -308,7 +304,7 @@ class OneShotMachine:
             tuple((event.port, event.sequence) for event in self._unsent),
             self._ended is not None,
             self.finished,
-            self._blocked_since_ms,
+            self._pace.blocked_since_ms,
         )
 
 

@@ -21,6 +21,7 @@ from protocol.messages import RESET, Answer, Report, TurnEnded
 from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
+from sessions.client_pace import ClientPace
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
@@ -83,7 +84,7 @@ class StepMachine:
         """Whether the state after step 0 is what a new worker opens the session with."""
         self._flight: Flight | None = None
         self._resetting: _Resetting | None = None
-        self._blocked_since_ms: float | None = None
+        self._pace = ClientPace(pipeline.limits.stall_ms)
         self._owed: dict[int, None] = {}
         """Steps whose answers wait for a client that does not read."""
         self._now_ms = 0.0
@@ -359,7 +360,7 @@ class StepMachine:
     def _answer(self, step: int) -> None:
         """Give the remembered answer, when the client reads."""
         self._owed[step] = None
-        if self._blocked_since_ms is None:
+        if not self._pace.blocked:
             self._pay()
 
     def _pay(self) -> None:
@@ -378,16 +379,13 @@ class StepMachine:
     def blocked(self, blocked: bool, now_ms: float) -> None:
         """The client's egress queue is full, or has room again."""
         self._now_ms = now_ms
+        self._pace.set(blocked, now_ms)
         if not blocked:
-            self._blocked_since_ms = None
             self._pay()
-        elif self._blocked_since_ms is None:
-            self._blocked_since_ms = now_ms
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left its answers unread for too long."""
-        since = self._blocked_since_ms
-        return since is not None and since + self._pipeline.limits.stall_ms <= now_ms
+        return self._pace.stalled(now_ms)
 
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes the answers: the step in flight is cancelled."""
@@ -397,9 +395,7 @@ class StepMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._orchestrator.deadline()]
-        if self._blocked_since_ms is not None:
-            deadlines.append(self._blocked_since_ms + self._pipeline.limits.stall_ms)
+        deadlines = [self._orchestrator.deadline(), self._pace.stalled_at_ms]
         if self._resetting is not None:
             deadlines.append(self._resetting.wait_until_ms)
         return min((at for at in deadlines if at is not None), default=None)
@@ -441,6 +437,6 @@ class StepMachine:
             self._as_opened,
             flight and flight.freeze(),
             resetting and (resetting.command, resetting.wait_until_ms),
-            self._blocked_since_ms,
+            self._pace.blocked_since_ms,
             tuple(self._owed),
         )
