@@ -504,8 +504,6 @@ class Worker:
             case AntiphonError():
                 _log.warning("engine_refused", code=error.code, reason=error.message, **context)
                 return error.info()
-            case NotImplementedError():
-                return InvalidRequest(str(error), code="unsupported").info()
             case _:
                 _log.error("engine_failed", exc_info=error, **context)
                 kind = type(error).__name__

@@ -152,9 +152,10 @@ async def test_what_the_engine_refuses_is_answered(pair: Pair) -> None:
     refused = await gateway.answer("set")
     assert refused.error is not None
     assert refused.error.field == "bad"
-    broken = await gateway.signal("break")
-    assert broken.error is not None
-    assert broken.error.code == "engine_failed"
+    for fault in ("break", "lack"):
+        broken = await gateway.signal(fault)
+        assert broken.error is not None
+        assert broken.error.code == "engine_failed"
     unopened = await gateway.open("other", bad=1)
     assert unopened.error is not None
     assert unopened.error.field == "bad"
