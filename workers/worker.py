@@ -120,7 +120,6 @@ class Worker:
             limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
         )
         self._sessions: dict[str, EngineSession] = {}
-        self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
         self._events: deque[Event] = deque()
         self._telling = False
@@ -375,7 +374,6 @@ class Worker:
 
         self._sessions[name] = self._engine.open(name, action.settings, emit)
         self._transfers.opened(name, action.owner, action.output)
-        self._epochs[name] = action.epoch
         return {}
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
@@ -393,7 +391,6 @@ class Worker:
 
     def _free(self, name: str) -> None:
         session = self._sessions.pop(name, None)
-        self._epochs.pop(name, None)
         self._transfers.freed(name)
         if session is None:
             return
@@ -441,9 +438,7 @@ class Worker:
             wait_for_room,
             action.step,
         )
-        task = self._tasks.create_task(
-            self._run(self._sessions[action.session], action.session, turn)
-        )
+        task = self._tasks.create_task(self._run(self._sessions[action.session], action, turn))
         self._turns[key] = _RunningTurn(task, inputs, room)
         # Also told when the task is cancelled before its first step.
         task.add_done_callback(lambda done: self._finished(key, inputs, done))
@@ -459,9 +454,11 @@ class Worker:
         if action.last:
             running.inputs.end()
 
-    async def _run(self, session: EngineSession, name: str, turn: Turn) -> TurnResult | ErrorInfo:
+    async def _run(
+        self, session: EngineSession, action: StartTurn, turn: Turn
+    ) -> TurnResult | ErrorInfo:
         structlog.contextvars.bind_contextvars(
-            session=name, epoch=self._epochs.get(name), turn=turn.number, lane=turn.lane
+            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
         )
         try:
             return await session.run(turn)

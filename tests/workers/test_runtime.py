@@ -22,6 +22,7 @@ from protocol.messages import (
     Open,
     RaiseFloor,
     ReceivedThrough,
+    Run,
     StageEvent,
     TurnStatus,
     Update,
@@ -95,6 +96,16 @@ async def test_an_engine_exception_fails_that_turn_alone(pair: Pair) -> None:
     ]
     assert {"session": "s", "epoch": 1, "turn": 2, "stage": "think"}.items() <= line.items()
     assert "on purpose" in line["exception"]
+
+
+async def test_the_log_of_a_turn_has_the_epoch_that_started_it(pair: Pair) -> None:
+    worker, gateway = pair
+    gateway.send(Run(gateway.fence(epoch=2), 1, "default", {"do": "fail"}))
+    await gateway.ended(1)
+    worker.process.terminate()
+    _, log = await worker.ended()
+    (failed,) = [line for line in map(json.loads, log.splitlines()) if "turn" in line]
+    assert (failed["event"], failed["epoch"]) == ("engine_failed", 2)
 
 
 async def test_a_refusal_of_the_engine_keeps_its_code_and_field(pair: Pair) -> None:
