@@ -40,7 +40,6 @@ from protocol.messages import (
     Report,
     TurnEnded,
     Update,
-    WorkerStatus,
 )
 from protocol.payloads import Payload
 from protocol.schema import check_payload, schema_of
@@ -147,7 +146,7 @@ class Worker:
             on_gateway_up=self._on_gateway_up,
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
-            status=self._status,
+            status=lambda: self._control.status(self._spec.stage, resident_bytes()),
             on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
@@ -274,18 +273,6 @@ class Worker:
     def _tick(self) -> None:
         self._timer = None
         self._tell(Tick())
-
-    def _status(self) -> WorkerStatus:
-        control = self._control
-        return WorkerStatus(
-            self._spec.stage,
-            control.sessions,
-            control.waiting,
-            control.progress,
-            resident_bytes(),
-            control.ready,
-            control.kept_bytes,
-        )
 
     def _carry_out(self, action: Action) -> None:
         match action:
