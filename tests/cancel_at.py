@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from enum import Enum
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_SETTLED_LOOPS = 50
 
 
 class Moment(Enum):
@@ -127,3 +130,20 @@ async def at_every_suspension(attempt: Callable[[Cut], Awaitable[None]]) -> int:
                 break
             points += 1
     return points
+
+
+async def comes_to(expected: Any, measure: Callable[[], Any]) -> None:
+    """Wait until what was already on its way has come in, a few turns of the loop; then compare.
+
+    What crosses a socket of this process is there in the next turn.
+    """
+    for _ in range(_SETTLED_LOOPS):
+        if measure() == expected:
+            return
+        await asyncio.sleep(0.002)
+    assert measure() == expected
+
+
+def process() -> dict[str, int]:
+    """Tasks and files of this process."""
+    return {"tasks": len(asyncio.all_tasks()), "files": len(os.listdir("/proc/self/fd"))}

@@ -185,6 +185,8 @@ class SyntheticSession(EngineSession):
                 }
             case "break":
                 raise RuntimeError("the synthetic engine failed on purpose")
+            case "lack":
+                raise NotImplementedError("a library of the engine lacks something")
         raise InvalidRequest(f"{name} is not a signal")
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from protocol.messages import (
     TurnEnded,
     TurnStatus,
     Update,
+    WorkerStatus,
 )
 from sessions.deadlines import Deadlines
 from workers.control_events import (
@@ -109,6 +110,18 @@ class Control:
     def progress(self) -> int:
         """Grows with everything that the engine gets done."""
         return self._totals.progress
+
+    def status(self, stage: str, resident_bytes: int) -> WorkerStatus:
+        """What gateways are told regularly; `resident_bytes` is the process's memory."""
+        return WorkerStatus(
+            stage,
+            self.sessions,
+            self.waiting,
+            self.progress,
+            resident_bytes,
+            self.ready,
+            self.kept_bytes,
+        )
 
     @property
     def deadline_ms(self) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from protocol.errors import InvalidRequest
 from protocol.payloads import Payload, PayloadType
 from protocol.schema import PayloadSchema
 
@@ -83,14 +84,14 @@ class EngineSession(ABC):
 
     def update(self, payload: Payload) -> None:
         """Apply one piece of stream input. Engines without stream input refuse it."""
-        raise NotImplementedError("this engine takes no stream input")
+        raise InvalidRequest("this engine takes no stream input", code="unsupported")
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Replace the session's settings.
 
         Raises protocol.errors.InvalidRequest naming the field; the old settings stay.
         """
-        raise NotImplementedError("this engine's session settings are fixed at open")
+        raise InvalidRequest("this engine's session settings are fixed at open", code="unsupported")
 
     def signal(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Out-of-turn control; the returned map is the answer's result.
@@ -99,7 +100,7 @@ class EngineSession(ABC):
         steps knows `protocol.messages.RESET`: the session's state is as at its open, with
         what `arguments` say; an error leaves it as it was.
         """
-        raise NotImplementedError("this engine takes no signals")
+        raise InvalidRequest("this engine takes no signals", code="unsupported")
 
     @abstractmethod
     def close(self) -> None:

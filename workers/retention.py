@@ -63,10 +63,10 @@ class Retention(Generic[Kept]):
     def __init__(self, limits: RetentionLimits) -> None:
         self._limits = limits
         self._turns: OrderedDict[int, _Turn[Kept]] = OrderedDict()
+        self._unacknowledged: dict[int, _Turn[Kept]] = {}
+        """The few of those turns that have pieces: deadlines are asked for at every event."""
         self.bytes = 0
         self.pieces = 0
-        self.expired = 0
-        """Pieces that went by age before they were acknowledged."""
 
     @property
     def full(self) -> bool:
@@ -81,6 +81,7 @@ class Retention(Generic[Kept]):
     def keep(self, turn: int, sequence: int, size: int, what: Kept, now_ms: float) -> None:
         """Keep a piece; `sequence` grows by one from piece to piece of a turn."""
         kept = self._turns.setdefault(turn, _Turn())
+        self._unacknowledged[turn] = kept
         kept.pieces.append(_Piece(sequence, size, now_ms, what))
         kept.last = sequence
         self.bytes += size
@@ -95,6 +96,8 @@ class Retention(Generic[Kept]):
         gone = []
         while kept.pieces and kept.pieces[0].sequence <= through:
             gone.append(self._drop(kept.pieces.popleft()))
+        if not kept.pieces:
+            self._unacknowledged.pop(turn, None)
         return gone
 
     def forget(self, turn: int) -> list[Kept]:
@@ -102,6 +105,7 @@ class Retention(Generic[Kept]):
         kept = self._turns.pop(turn, None)
         if kept is None:
             return []
+        self._unacknowledged.pop(turn, None)
         return [self._drop(piece) for piece in kept.pieces]
 
     def replay(self, turn: int, after: int) -> Replayed[Kept]:
@@ -116,16 +120,17 @@ class Retention(Generic[Kept]):
     def expire(self, now_ms: float) -> list[Kept]:
         """Drop what is older than the age bound; what goes."""
         gone = []
-        for kept in self._turns.values():
+        for turn, kept in list(self._unacknowledged.items()):
             while kept.pieces and kept.pieces[0].kept_ms + self._limits.age_ms <= now_ms:
                 gone.append(self._drop(kept.pieces.popleft()))
-                self.expired += 1
+            if not kept.pieces:
+                del self._unacknowledged[turn]
         return gone
 
     @property
     def deadline_ms(self) -> float | None:
         """When the next piece grows too old."""
-        oldest = [kept.pieces[0].kept_ms for kept in self._turns.values() if kept.pieces]
+        oldest = [kept.pieces[0].kept_ms for kept in self._unacknowledged.values()]
         return min(oldest) + self._limits.age_ms if oldest else None
 
     def clear(self) -> list[Kept]:

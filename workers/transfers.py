@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 from msgspec.structs import replace
 
+from protocol.arena import Arrival
 from protocol.connector_errors import (
     DescriptorRefused,
     NoCredit,
@@ -91,7 +92,7 @@ class Transfers:
         *,
         send: Send,
         on_failed: Callable[[str, int, AntiphonError], None],
-        on_input: Callable[..., None],
+        on_input: Callable[[Arrival], None],
     ) -> None:
         self._endpoint = endpoint
         self._send = send

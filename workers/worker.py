@@ -40,7 +40,6 @@ from protocol.messages import (
     Report,
     TurnEnded,
     Update,
-    WorkerStatus,
 )
 from protocol.payloads import Payload
 from protocol.schema import check_payload, schema_of
@@ -120,7 +119,6 @@ class Worker:
             limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
         )
         self._sessions: dict[str, EngineSession] = {}
-        self._epochs: dict[str, int] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
         self._events: deque[Event] = deque()
         self._telling = False
@@ -148,7 +146,7 @@ class Worker:
             on_gateway_up=self._on_gateway_up,
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
-            status=self._status,
+            status=lambda: self._control.status(self._spec.stage, resident_bytes()),
             on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
@@ -276,18 +274,6 @@ class Worker:
         self._timer = None
         self._tell(Tick())
 
-    def _status(self) -> WorkerStatus:
-        control = self._control
-        return WorkerStatus(
-            self._spec.stage,
-            control.sessions,
-            control.waiting,
-            control.progress,
-            resident_bytes(),
-            control.ready,
-            control.kept_bytes,
-        )
-
     def _carry_out(self, action: Action) -> None:
         match action:
             case SendReport():
@@ -375,7 +361,6 @@ class Worker:
 
         self._sessions[name] = self._engine.open(name, action.settings, emit)
         self._transfers.opened(name, action.owner, action.output)
-        self._epochs[name] = action.epoch
         return {}
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
@@ -393,7 +378,6 @@ class Worker:
 
     def _free(self, name: str) -> None:
         session = self._sessions.pop(name, None)
-        self._epochs.pop(name, None)
         self._transfers.freed(name)
         if session is None:
             return
@@ -441,9 +425,7 @@ class Worker:
             wait_for_room,
             action.step,
         )
-        task = self._tasks.create_task(
-            self._run(self._sessions[action.session], action.session, turn)
-        )
+        task = self._tasks.create_task(self._run(self._sessions[action.session], action, turn))
         self._turns[key] = _RunningTurn(task, inputs, room)
         # Also told when the task is cancelled before its first step.
         task.add_done_callback(lambda done: self._finished(key, inputs, done))
@@ -459,9 +441,11 @@ class Worker:
         if action.last:
             running.inputs.end()
 
-    async def _run(self, session: EngineSession, name: str, turn: Turn) -> TurnResult | ErrorInfo:
+    async def _run(
+        self, session: EngineSession, action: StartTurn, turn: Turn
+    ) -> TurnResult | ErrorInfo:
         structlog.contextvars.bind_contextvars(
-            session=name, epoch=self._epochs.get(name), turn=turn.number, lane=turn.lane
+            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
         )
         try:
             return await session.run(turn)
@@ -504,8 +488,6 @@ class Worker:
             case AntiphonError():
                 _log.warning("engine_refused", code=error.code, reason=error.message, **context)
                 return error.info()
-            case NotImplementedError():
-                return InvalidRequest(str(error), code="unsupported").info()
             case _:
                 _log.error("engine_failed", exc_info=error, **context)
                 kind = type(error).__name__

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -33,13 +32,12 @@ from sessions.duplex.events import (
     ResponseStatus,
 )
 from sessions.session import Session
-from tests.cancel_at import Cut, Moment, at_every_suspension
+from tests.cancel_at import Cut, Moment, at_every_suspension, comes_to, process
 from tests.gateway.serving import WAIT_S, Client, Served, by_arena, served
 from tests.sessions.harness import PCM_MS, voice_pipeline
 
 SESSIONS = 2
 SECRET = "a secret"
-SETTLED_LOOPS = 50
 
 
 @asynccontextmanager
@@ -70,7 +68,7 @@ def held(it: Served) -> dict[str, Any]:
         counts[f"{stage} waiting"] = control.waiting
         counts[f"{stage} kept bytes"] = control.kept_bytes
         counts[f"{stage} engine sessions"] = len(it.engines[stage].open_sessions)
-        counts[f"{stage} shell"] = len(worker._sessions) + len(worker._turns) + len(worker._epochs)
+        counts[f"{stage} shell"] = len(worker._sessions) + len(worker._turns)
         counts[f"{stage} output"] = (
             len(transfers._streams) + len(transfers._readers) + len(transfers._outlets)
         )
@@ -82,23 +80,6 @@ def _add_arena(counts: dict[str, Any], name: str, shm: Any) -> None:
     health = shm.health()
     counts[f"{name} arena"] = health.reserved_bytes + health.waiting
     counts[f"{name} payloads held"] = health.held + health.lingering
-
-
-def process() -> dict[str, int]:
-    """Tasks and files of this process."""
-    return {"tasks": len(asyncio.all_tasks()), "files": len(os.listdir("/proc/self/fd"))}
-
-
-async def comes_to(expected: Any, measure: Callable[[], Any]) -> None:
-    """Wait until what was already on its way has come in, a few turns of the loop; then compare.
-
-    What crosses a socket of this process is there in the next turn.
-    """
-    for _ in range(SETTLED_LOOPS):
-        if measure() == expected:
-            return
-        await asyncio.sleep(0.002)
-    assert measure() == expected
 
 
 async def full_turn(it: Served) -> None:
@@ -588,6 +569,30 @@ async def test_an_arena_that_is_being_attached(stage: str) -> None:
 # A surface on top
 
 
+def connection(texts: list[str], *, until: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """ASGI's `receive` and `send`, for a client that sends `texts` and goes once `until` came.
+
+    Either suspends at each call, as a server's may, so that it can be cancelled there.
+    """
+    frames: list[dict[str, Any]] = [{"type": "websocket.connect"}]
+    frames += [{"type": "websocket.receive", "text": text} for text in texts]
+    frames.append({"type": "websocket.disconnect", "code": 1000})
+    ended = asyncio.Event()
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        if len(frames) == 1:
+            await ended.wait()
+        return frames.pop(0)
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+        if until in message.get("text", ""):
+            ended.set()
+
+    return receive, send
+
+
 async def test_a_connection() -> None:
     async with counted() as it:
         socket = RealtimeSocket(it.host, Access(GatewayConfig()), GatewayMetrics())
@@ -602,24 +607,8 @@ async def test_a_connection() -> None:
         }
 
         async def attempt(cut: Cut) -> None:
-            frames = [
-                {"type": "websocket.connect"},
-                {"type": "websocket.receive", "text": '{"type":"response.create"}'},
-                {"type": "websocket.disconnect", "code": 1000},
-            ]
-            ended = asyncio.Event()
-
-            async def receive() -> Any:
-                await asyncio.sleep(0)
-                if len(frames) == 1:
-                    await ended.wait()
-                return frames.pop(0)
-
-            async def send(message: Any) -> None:
-                await asyncio.sleep(0)
-                if "response.done" in message.get("text", ""):
-                    ended.set()
-
+            create = '{"type":"response.create"}'
+            receive, send = connection([create], until="response.done")
             await cut.run(socket(scope, receive, send))
 
         assert await every_suspension("connection", it, attempt) >= 8
@@ -633,25 +622,7 @@ async def test_a_native_stream() -> None:
             opened = await it.host.open(pipeline="voice", tenant="local", secret=SECRET)
             attach = f'{{"type":"attach","role":"controller","secret":"{SECRET}"}}'
             respond = '{"type":"signal","id":"c","signal":{"type":"respond"}}'
-            frames = [
-                {"type": "websocket.connect"},
-                {"type": "websocket.receive", "text": attach},
-                {"type": "websocket.receive", "text": respond},
-                {"type": "websocket.disconnect", "code": 1000},
-            ]
-            ended = asyncio.Event()
-
-            async def receive() -> Any:
-                await asyncio.sleep(0)
-                if len(frames) == 1:
-                    await ended.wait()
-                return frames.pop(0)
-
-            async def send(message: Any) -> None:
-                await asyncio.sleep(0)
-                if '"response_done"' in message.get("text", ""):
-                    ended.set()
-
+            receive, send = connection([attach, respond], until='"response_done"')
             scope = {
                 "type": "websocket",
                 "path_params": {"session": opened.session},

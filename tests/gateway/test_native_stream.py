@@ -22,9 +22,11 @@ from protocol.config import GatewayConfig
 from protocol.native import MAX_FRAME_BYTES
 from sessions.client import LetGo
 from sessions.duplex.events import AudioDelta
+from tests.gateway.conftest import Gateway as ScriptedGateway
 from tests.gateway.conftest import Serve
 from tests.gateway.native_client import Stream, opened, requests, stream
 from tests.gateway.real_host import SENTENCES, RealGateway, real_gateway, spoken_as
+from tests.gateway.scripted_host import ScriptedAttachment
 from tests.gateway.serving import WAIT_S
 
 RESPOND = {"type": "respond"}
@@ -602,8 +604,9 @@ async def test_a_session_is_paced_by_a_client_that_has_much_to_catch_up_with(
     assert (attachment.detached, attachment.closed) == (True, None)
 
 
-async def test_who_was_let_go_closes_nothing_any_more(serve: Serve) -> None:
-    gateway = await serve()
+@contextlib.asynccontextmanager
+async def overfed(gateway: ScriptedGateway) -> AsyncIterator[tuple[Stream, ScriptedAttachment]]:
+    """A controller that does not read while its session puts out more than is queued freely."""
     async with requests(gateway.http) as http:
         session = await opened(http)
     url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
@@ -613,6 +616,11 @@ async def test_who_was_let_go_closes_nothing_any_more(serve: Serve) -> None:
         client.socket.transport.pause_reading()
         for _ in range(12):
             attachment.put_out(LONG_AUDIO)
+        yield client, attachment
+
+
+async def test_who_was_let_go_closes_nothing_any_more(serve: Serve) -> None:
+    async with overfed(await serve()) as (client, attachment):
         attachment.put_out(LetGo("replaced"))
         await client.say("signal", signal={"type": "clear"})
         await client.say("close")
@@ -623,16 +631,7 @@ async def test_who_was_let_go_closes_nothing_any_more(serve: Serve) -> None:
 
 
 async def test_a_session_is_paced_by_its_client(serve: Serve) -> None:
-    gateway = await serve()
-    async with requests(gateway.http) as http:
-        session = await opened(http)
-    url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
-    async with stream(url, "antiphon.msgpack") as client:
-        await controller(session, client)
-        attachment = gateway.host.attachments[-1]
-        client.socket.transport.pause_reading()
-        for _ in range(12):
-            attachment.put_out(LONG_AUDIO)
+    async with overfed(await serve()) as (client, attachment):
         assert attachment.blocked == [True]
         client.socket.transport.resume_reading()
         for _ in range(12):

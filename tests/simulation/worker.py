@@ -33,7 +33,7 @@ from protocol.link_events import (
 )
 from protocol.link_events import Tick as LinkTick
 from protocol.link_frames import WorkerInfo
-from protocol.messages import Output, Report, Update, WorkerStatus, decode_command, encode
+from protocol.messages import Output, Report, Update, decode_command, encode
 from tests.simulation.engine import FAILED, CommitRefused, SyntheticEngine, payload_of
 from tests.simulation.process import Process
 from workers.control import Control
@@ -215,16 +215,7 @@ class WorkerProcess(Process):
         self._refresh_status(announce=True)
 
     def _refresh_status(self, *, announce: bool = False) -> None:
-        control = self.control
-        status = WorkerStatus(
-            self.stage,
-            control.sessions,
-            control.waiting,
-            control.progress,
-            0,
-            control.ready,
-            control.kept_bytes,
-        )
+        status = self.control.status(self.stage, 0)
         self._link(StatusChanged(encode(status), status.ready, announce))
 
     # The link

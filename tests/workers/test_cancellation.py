@@ -31,7 +31,7 @@ from protocol.messages import (
 )
 from protocol.payloads import PayloadType, text_payload
 from protocol.shm_connector import ShmConnector
-from tests.cancel_at import Cut, Moment, at_every_suspension
+from tests.cancel_at import Cut, Moment, at_every_suspension, comes_to, process
 from tests.workers.process import GATEWAY, Gateway
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
 from workers.spec import WorkerSpec
@@ -41,7 +41,6 @@ WAIT_S = 20
 PIECE = text_payload("x" * 3000)
 WINDOW_BYTES = 4096
 """One piece at a time: the engine waits for room after each."""
-SETTLED_LOOPS = 50
 
 
 class CutEngine(Engine, EngineSession):
@@ -150,15 +149,6 @@ class Bench:
 
 def _of_turn(report: Report, turn: int) -> bool:
     return isinstance(report, Output | TurnEnded) and report.turn == turn
-
-
-async def comes_to(expected: Any, measure: Callable[[], Any]) -> None:
-    """Compare, once what was already on its way has come in: a few turns of the loop."""
-    for _ in range(SETTLED_LOOPS):
-        if measure() == expected:
-            return
-        await asyncio.sleep(0.002)
-    assert measure() == expected
 
 
 @asynccontextmanager
@@ -275,9 +265,6 @@ async def test_the_worker_itself() -> None:
             assert engine.shut_down
             # The socket's name stays, and the next worker takes it over.
             assert os.listdir(directory) == ["cut.sock"]
-
-    def process() -> tuple[int, int]:
-        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
 
     async def checked(cut: Cut) -> None:
         await attempt(cut)

@@ -38,7 +38,6 @@ def test_past_the_bound_the_gap_is_stated_by_number() -> None:
     retention.expire(1_000.0)
     replayed = retention.replay(1, 3)
     assert (replayed.pieces, replayed.lost) == ([], 2)
-    assert retention.expired == 5
 
 
 def test_what_is_due_goes_at_any_time_of_the_clock() -> None:
@@ -74,15 +73,19 @@ calls = st.one_of(
 
 
 @given(st.lists(calls, max_size=80))
-def test_bytes_are_those_of_what_a_replay_would_give(script: list[tuple[str, int, int]]) -> None:
+def test_bytes_and_deadline_are_those_of_what_a_replay_would_give(
+    script: list[tuple[str, int, int]],
+) -> None:
     retention: Retention[tuple[int, int]] = Retention(RetentionLimits(age_ms=20))
     last = {1: 0, 2: 0, 3: 0}
     sizes: dict[tuple[int, int], int] = {}
+    kept_ms: dict[tuple[int, int], float] = {}
     for now, (call, turn, number) in enumerate(script):
         match call:
             case "keep":
                 last[turn] += 1
                 sizes[turn, last[turn]] = number
+                kept_ms[turn, last[turn]] = float(now)
                 retention.keep(turn, last[turn], number, (turn, last[turn]), float(now))
             case "acknowledge":
                 retention.acknowledge(turn, number)
@@ -94,6 +97,8 @@ def test_bytes_are_those_of_what_a_replay_would_give(script: list[tuple[str, int
         there = [piece for t in (1, 2, 3) for piece in retention.replay(t, 0).pieces]
         assert retention.pieces == len(there)
         assert retention.bytes == sum(sizes[piece] for piece in there)
+        oldest = min((kept_ms[piece] for piece in there), default=None)
+        assert retention.deadline_ms == (None if oldest is None else oldest + 20)
         for t in (1, 2, 3):
             pieces = retention.replay(t, 0)
             numbers = [sequence for _, sequence in pieces.pieces]

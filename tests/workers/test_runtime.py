@@ -22,6 +22,7 @@ from protocol.messages import (
     Open,
     RaiseFloor,
     ReceivedThrough,
+    Run,
     StageEvent,
     TurnStatus,
     Update,
@@ -97,6 +98,16 @@ async def test_an_engine_exception_fails_that_turn_alone(pair: Pair) -> None:
     assert "on purpose" in line["exception"]
 
 
+async def test_the_log_of_a_turn_has_the_epoch_that_started_it(pair: Pair) -> None:
+    worker, gateway = pair
+    gateway.send(Run(gateway.fence(epoch=2), 1, "default", {"do": "fail"}))
+    await gateway.ended(1)
+    worker.process.terminate()
+    _, log = await worker.ended()
+    (failed,) = [line for line in map(json.loads, log.splitlines()) if "turn" in line]
+    assert (failed["event"], failed["epoch"]) == ("engine_failed", 2)
+
+
 async def test_a_refusal_of_the_engine_keeps_its_code_and_field(pair: Pair) -> None:
     _, gateway = pair
     gateway.run(1, "refuse")
@@ -152,9 +163,10 @@ async def test_what_the_engine_refuses_is_answered(pair: Pair) -> None:
     refused = await gateway.answer("set")
     assert refused.error is not None
     assert refused.error.field == "bad"
-    broken = await gateway.signal("break")
-    assert broken.error is not None
-    assert broken.error.code == "engine_failed"
+    for fault in ("break", "lack"):
+        broken = await gateway.signal(fault)
+        assert broken.error is not None
+        assert broken.error.code == "engine_failed"
     unopened = await gateway.open("other", bad=1)
     assert unopened.error is not None
     assert unopened.error.field == "bad"
