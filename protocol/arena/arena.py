@@ -125,6 +125,7 @@ class Arena:
 
         With `tell` they are woken and get it as an arrival; otherwise the descriptor has
         to reach them in a message. Raises NoCredit when there is no room now,
+        CapacityExceeded when the system has no memory for a payload of its own,
         PayloadTooLarge, TurnVoid, PeerLost; then nothing has changed.
         """
         slot = self._fill(flow, payload, note)

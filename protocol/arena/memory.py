@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.connector_errors import DescriptorRefused
+from protocol.errors import CapacityExceeded
 
 _F_SEAL_FUTURE_WRITE = 0x0010
 """Linux 5.1: no new writable mapping, no write(2). The fcntl module does not name it yet."""
@@ -53,7 +54,17 @@ def create(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 def create_filled(name: str, parts: list[bytes | memoryview]) -> int:
-    """Memory of its own for one payload, sealed against any change; its file descriptor."""
+    """Memory of its own for one payload, sealed against any change; its file descriptor.
+
+    Raises CapacityExceeded when the system has no memory, or this process no file, left.
+    """
+    try:
+        return _filled(name, parts)
+    except OSError as error:
+        raise CapacityExceeded(f"no memory for a large payload: {error}") from error
+
+
+def _filled(name: str, parts: list[bytes | memoryview]) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, sum(len(part) for part in parts))

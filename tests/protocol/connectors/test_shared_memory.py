@@ -34,7 +34,7 @@ from protocol.connector_errors import (
     TurnVoid,
 )
 from protocol.connectors import ShmDescriptor
-from protocol.errors import ConfigError
+from protocol.errors import CapacityExceeded, ConfigError
 from protocol.shm_connector import ShmConnector, usable_kind
 from tests.protocol.connectors.ends import (
     LIMITS,
@@ -561,6 +561,16 @@ async def test_without_room_for_files_the_door_rests(
         assert [entry["event"] for entry in logs] == ["arena_accept_failed"]
         # It is let in when there is room again.
         assert await loop.sock_recv(stranger, 4096)
+
+
+async def test_a_large_payload_for_which_there_is_no_memory_changes_nothing(ends: Ends) -> None:
+    far = await ends.add("far")
+    flow = ends.flow(1, far)
+    with no_more_files(), pytest.raises(CapacityExceeded, match="no memory for a large payload"):
+        ends.near.put(payload_of(6 << 20, 1), flow)
+    descriptor = ends.near.put(payload_of(6 << 20, 2), flow)
+    assert await far.call("consume", wire(descriptor)) == checksum(6 << 20, 2)
+    await ends.near.drained(flow)
 
 
 async def test_memory_that_was_lost_on_its_way_holds_nothing_up(ends: Ends) -> None:
