@@ -10,8 +10,7 @@ import msgspec
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker: its name (stage and replica), its engine with options, where it listens.
 
-    `grace_s` is how long it keeps the sessions of a gateway that has gone, `sessions` how
-    many its config allows at once.
+    `sessions` is how many its config allows at once.
     """
 
     name: str
@@ -20,7 +19,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     deployment: str
     options: dict[str, Any] = {}
-    grace_s: float = 0.0
     sessions: int = 8
 
 

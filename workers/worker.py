@@ -116,7 +116,8 @@ class Worker:
         self._engine = engine
         self._link_settings = link
         self._control = Control(
-            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=spec.grace_s * 1000.0)
+            # The sessions of a gateway that has gone can be taken over by nobody.
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0)
         )
         self._sessions: dict[str, EngineSession] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}

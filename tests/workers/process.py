@@ -48,10 +48,9 @@ class WorkerProcess:
         directory: Path,
         options: dict[str, Any],
         engine: str = SYNTHETIC,
-        grace_s: float = 0.0,
     ) -> None:
         self.endpoint = f"ipc://{directory}/worker.sock"
-        self.spec = WorkerSpec("think-0", "think", engine, self.endpoint, "test", options, grace_s)
+        self.spec = WorkerSpec("think-0", "think", engine, self.endpoint, "test", options)
 
     def __enter__(self) -> WorkerProcess:
         self._log = tempfile.TemporaryFile()

@@ -200,15 +200,11 @@ async def test_a_gateway_that_returns_finds_its_sessions_freed(pair: Pair) -> No
     again.link.close()
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 0.5])
-async def test_sessions_of_a_gateway_that_has_gone_are_freed_after_their_grace(
-    directory: Path, grace_s: float
-) -> None:
-    with WorkerProcess(directory, {"sessions": 1}, grace_s=grace_s) as worker:
+async def test_sessions_of_a_gateway_that_has_gone_are_freed_at_once(directory: Path) -> None:
+    with WorkerProcess(directory, {"sessions": 1}) as worker:
         gone = await Gateway(worker.endpoint, "gateway-1").linked()
         await gone.open()
         stayed = await Gateway(worker.endpoint, "gateway-2").linked()
-        # Long before the time that a worker grants where nothing is configured.
         async with asyncio.timeout(20):
             while not (await stayed.statuses.get()).sessions:
                 pass
