@@ -58,6 +58,7 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
             replay_bytes=int(limits.replay_bytes),
             lead_ms=limits.lead_ms,
             stall_ms=int(limits.stall_s * 1000),
+            turn_ms=int(limits.turn_s * 1000),
         ),
         instructions=section.defaults.instructions,
         voice=default_voice,

@@ -133,7 +133,8 @@ class LimitsConfig(_Section):
     `sessions` at once; `idle_s` without progress and `max_age_s` in all end a session;
     audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
     its answer for `stall_s` is let go. A session that can be resumed waits `grace_s` for a
-    client that was cut off, and keeps the last `replay_bytes` of its output for it.
+    client that was cut off, and keeps the last `replay_bytes` of its output for it. A turn of
+    which no stage gets anything done for `turn_s` fails.
     """
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
@@ -145,6 +146,7 @@ class LimitsConfig(_Section):
     )
     lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
     stall_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
+    turn_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
 
 
 class DefaultsConfig(_Section):

@@ -105,6 +105,8 @@ class _Flow:
     started: set[str] = field(default_factory=set)
     ended: dict[str, TurnEnded] = field(default_factory=dict)
     waits_until_ms: float | None = None
+    stirred_ms: float = 0.0
+    """When a stage last got anything of it done, or was given more to do."""
 
 
 class Orchestrator:
@@ -118,6 +120,7 @@ class Orchestrator:
         emit: Callable[[FlowEvent], None],
     ) -> None:
         self._pipeline = pipeline
+        self._limits = pipeline.limits
         self._bindings = bindings
         self._lanes = lanes
         self._emit = emit
@@ -153,6 +156,7 @@ class Orchestrator:
         flow = _Flow(turn, lane, ports, stages, parameters, edges, steps or {})
         descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
         self._run(flow, entry, descriptors, last=True)
+        flow.stirred_ms = now_ms
         self._flows[turn] = flow
         self._watch_waiting(flow, now_ms)
         return turn
@@ -162,6 +166,7 @@ class Orchestrator:
         flow = self._flows.get(piece.turn)
         if flow is None or not self._lanes.wanted(flow.lane, flow.turn):
             return
+        flow.stirred_ms = now_ms
         stage, payload = piece.stage, piece.payload
         if payload is not None:
             if not flow.ports and stage in flow.stages:
@@ -185,6 +190,7 @@ class Orchestrator:
         flow = self._flows.get(ended.turn)
         if flow is None:
             return
+        flow.stirred_ms = now_ms
         flow.ended[stage] = ended
         if ended.status is not TurnStatus.COMPLETED:
             self._fail(flow, ended.error or _unasked(stage, ended.status))
@@ -206,6 +212,7 @@ class Orchestrator:
         flow = self._flows.get(turn)
         if flow is None:
             return
+        flow.stirred_ms = now_ms
         for edge_flow in flow.edges:
             if edge_flow.held and self.running(turn):
                 edge_flow.held -= 1
@@ -242,11 +249,17 @@ class Orchestrator:
             if any(not self._bindings[s].waits(flow.turn) for s in self._in_need_of(flow, stage)):
                 self._fail(flow, error)
 
-    def workers_ready(self) -> None:
+    def workers_ready(self, now_ms: float) -> None:
         """Turns have been handed to the workers that they waited for."""
         for flow in self._flows.values():
             if not self._waits(flow):
                 flow.waits_until_ms = None
+                flow.stirred_ms = now_ms
+
+    def stir(self, now_ms: float) -> None:
+        """Turns that stood still because nobody took their output may go on."""
+        for flow in self._flows.values():
+            flow.stirred_ms = now_ms
 
     def stage_refused(self, stage: str, error: ErrorInfo) -> None:
         """A new worker refused the session: turns that wait for the stage fail."""
@@ -254,18 +267,34 @@ class Orchestrator:
             if self._in_need_of(flow, stage):
                 self._fail(flow, error)
 
-    def deadline(self) -> float | None:
-        """When the first turn that waits for a worker gives up."""
-        waits = [flow.waits_until_ms for flow in self._flows.values() if flow.waits_until_ms]
-        return min(waits) if waits else None
+    def deadline(self, paused: Callable[[str], bool]) -> float | None:
+        """When the first turn is given up: it waits for a worker, or gets nothing done.
 
-    def tick(self, now_ms: float) -> None:
-        """Fail the turns that have waited for a worker long enough."""
+        `paused(lane)` says that nobody takes the output of that lane now, so that its turns
+        may stand still.
+        """
+        times = (self._given_up_at_ms(flow, paused) for flow in self._flows.values())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    def tick(self, now_ms: float, paused: Callable[[str], bool]) -> None:
+        """Fail the turns that have waited long enough."""
         for flow in list(self._flows.values()):
-            if flow.waits_until_ms is not None and flow.waits_until_ms <= now_ms:
+            at_ms = self._given_up_at_ms(flow, paused)
+            if at_ms is None or at_ms > now_ms:
+                continue
+            if flow.waits_until_ms is not None:
                 missing = {m for s in flow.started for m in self._bindings[s].missing(flow.turn)}
                 reason = f"no worker came for stage {', '.join(sorted(missing))}"
                 self._fail(flow, EngineLost(reason).info())
+            else:
+                still = ", ".join(sorted(flow.started - flow.ended.keys()))
+                reason = f"stage {still} got nothing done for {self._limits.turn_ms / 1000:g} s"
+                self._fail(flow, EngineFailed(reason, code="turn_timeout").info())
+
+    def _given_up_at_ms(self, flow: _Flow, paused: Callable[[str], bool]) -> float | None:
+        if flow.waits_until_ms is not None:
+            return flow.waits_until_ms
+        return None if paused(flow.lane) else flow.stirred_ms + self._limits.turn_ms
 
     def forget(self, lane: str) -> None:
         """`lane` sees no further turn: its floor need not be remembered."""
@@ -281,7 +310,7 @@ class Orchestrator:
 
     def _watch_waiting(self, flow: _Flow, now_ms: float) -> None:
         if self._waits(flow):
-            flow.waits_until_ms = flow.waits_until_ms or now_ms + self._pipeline.limits.restore_ms
+            flow.waits_until_ms = flow.waits_until_ms or now_ms + self._limits.restore_ms
 
     def _cut(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
         """Cut what the edge's text allows: more eagerly while the voice has nothing to say."""
@@ -429,6 +458,7 @@ class Orchestrator:
                 tuple(sorted(flow.started)),
                 tuple(sorted(flow.ended)),
                 flow.waits_until_ms,
+                flow.stirred_ms,
                 tuple((e.cut, e.fed, e.held, e.source_ended, e.closed) for e in flow.edges),
             )
             for flow in sorted(self._flows.values(), key=lambda flow: flow.turn)

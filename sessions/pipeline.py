@@ -35,7 +35,8 @@ class Limits:
     session waits for a client that was cut off, and `replay_bytes` what of its output it
     keeps for that client. `lead_ms` is how far audio may be sent ahead of its play-out;
     `stall_ms` how long a client may leave its answer unread before it is let go;
-    `restore_ms` how long a turn waits for a stage whose worker was lost.
+    `restore_ms` how long a turn waits for a stage whose worker was lost, and `turn_ms` how
+    long a turn may go on without getting anything done.
     """
 
     sessions: int = 8
@@ -46,6 +47,7 @@ class Limits:
     lead_ms: int = 2_000
     stall_ms: int = 30_000
     restore_ms: int = 30_000
+    turn_ms: int = 120_000
     open_ms: int = 10_000
     close_ms: int = 10_000
 

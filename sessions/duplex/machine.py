@@ -30,7 +30,7 @@ from sessions.duplex.settings import (
     initial,
     patched,
 )
-from sessions.lanes import Lanes
+from sessions.lanes import DEFAULT_LANE, INPUT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
 from sessions.pipeline import DuplexRoles, Pipeline
@@ -295,7 +295,7 @@ class DuplexMachine:
         self._context.now_ms = now_ms
         if stage == self._context.roles.hear:
             self._input.found()
-        self._context.orchestrator.workers_ready()
+        self._context.orchestrator.workers_ready(now_ms)
         self._pump()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
@@ -311,6 +311,7 @@ class DuplexMachine:
         self._context.now_ms = now_ms
         self._pace.set(blocked, now_ms)
         if not blocked:
+            self._context.orchestrator.stir(now_ms)
             self._pump()
 
     def stalled(self, now_ms: float) -> bool:
@@ -324,7 +325,8 @@ class DuplexMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._context.orchestrator.deadline(), self._pace.stalled_at_ms]
+        turns = self._context.orchestrator.deadline(self._paused)
+        deadlines = [turns, self._pace.stalled_at_ms]
         if not self._pace.blocked:
             deadlines.append(self._replies.deadline())
         return min((at for at in deadlines if at is not None), default=None)
@@ -332,7 +334,7 @@ class DuplexMachine:
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
         self._context.now_ms = now_ms
-        self._context.orchestrator.tick(now_ms)
+        self._context.orchestrator.tick(now_ms, self._paused)
         self._pump()
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
@@ -349,6 +351,12 @@ class DuplexMachine:
         if isinstance(event, FlowEnded) and self._input.ended(event):
             return
         self._replies.flow(event)
+
+    def _paused(self, lane: str) -> bool:
+        """Whether turns of this lane may stand still: nobody takes what they make."""
+        if lane == INPUT_LANE:
+            return False
+        return self._pace.blocked or (self._replies.held and lane == DEFAULT_LANE)
 
     def _pump(self) -> None:
         self._replies.pump(blocked=self._pace.blocked)

@@ -143,7 +143,14 @@ class Replies:
 
     def let_go(self) -> None:
         """Nothing was said: the reply goes on."""
-        self._held = False
+        if self._held:
+            self._held = False
+            self._context.orchestrator.stir(self._context.now_ms)
+
+    @property
+    def held(self) -> bool:
+        """Whether the conversation's reply waits to hear what was said."""
+        return self._held
 
     def words_came(self) -> None:
         """Something was said: a reply that waited for that ends."""

@@ -180,7 +180,7 @@ class OneShotMachine:
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
         self._now_ms = now_ms
-        self._orchestrator.workers_ready()
+        self._orchestrator.workers_ready(now_ms)
         self._pump()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
@@ -265,7 +265,11 @@ class OneShotMachine:
         self._now_ms = now_ms
         self._pace.set(blocked, now_ms)
         if not blocked:
+            self._orchestrator.stir(now_ms)
             self._pump()
+
+    def _paused(self, lane: str) -> bool:
+        return self._pace.blocked
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left the answer unread for too long."""
@@ -279,13 +283,13 @@ class OneShotMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._orchestrator.deadline(), self._pace.stalled_at_ms]
+        deadlines = [self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms]
         return min((at for at in deadlines if at is not None), default=None)
 
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
         self._now_ms = now_ms
-        self._orchestrator.tick(now_ms)
+        self._orchestrator.tick(now_ms, self._paused)
         self._pump()
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:

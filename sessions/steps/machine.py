@@ -306,7 +306,7 @@ class StepMachine:
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session, from its beginning."""
         self._now_ms = now_ms
-        self._orchestrator.workers_ready()
+        self._orchestrator.workers_ready(now_ms)
         self._go_on_resetting()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
@@ -381,7 +381,11 @@ class StepMachine:
         self._now_ms = now_ms
         self._pace.set(blocked, now_ms)
         if not blocked:
+            self._orchestrator.stir(now_ms)
             self._pay()
+
+    def _paused(self, lane: str) -> bool:
+        return self._pace.blocked
 
     def stalled(self, now_ms: float) -> bool:
         """Whether the client has left its answers unread for too long."""
@@ -395,7 +399,7 @@ class StepMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._orchestrator.deadline(), self._pace.stalled_at_ms]
+        deadlines = [self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms]
         if self._resetting is not None:
             deadlines.append(self._resetting.wait_until_ms)
         return min((at for at in deadlines if at is not None), default=None)
@@ -403,7 +407,7 @@ class StepMachine:
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
         self._now_ms = now_ms
-        self._orchestrator.tick(now_ms)
+        self._orchestrator.tick(now_ms, self._paused)
         self._settle()
         resetting = self._resetting
         if resetting is None or resetting.wait_until_ms is None:

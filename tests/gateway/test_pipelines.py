@@ -17,6 +17,7 @@ CONFIG = Config.model_validate(
                     "idle_s": 1.5,
                     "stall_s": 7,
                     "grace_s": 2,
+                    "turn_s": 5,
                     "replay_bytes": "1MiB",
                 },
                 "defaults": {"instructions": "Hi.", "voice": "amy"},
@@ -49,4 +50,4 @@ def test_a_pipeline_without_voices_leaves_the_choice_to_its_engine() -> None:
 def test_limits_are_told_in_ms() -> None:
     limits = catalogue(CONFIG).pipelines["voice"].limits
     assert (limits.sessions, limits.idle_ms, limits.stall_ms) == (3, 1_500, 7_000)
-    assert (limits.grace_ms, limits.replay_bytes) == (2_000, 1024 * 1024)
+    assert (limits.grace_ms, limits.turn_ms, limits.replay_bytes) == (2_000, 5_000, 1024 * 1024)

@@ -9,6 +9,7 @@ from protocol.messages import (
     Close,
     Configure,
     Open,
+    RaiseFloor,
     ReceivedThrough,
     Run,
     Signal,
@@ -412,3 +413,62 @@ def test_a_tick_that_comes_too_early_changes_nothing() -> None:
     harness.feed(Tick())
     assert harness.session.freeze() == before
     assert harness.names() == []
+
+
+# Turns that get nothing done
+
+
+def test_a_transcription_that_hangs_fails_and_holds_no_reply_up() -> None:
+    harness = Harness(voice_pipeline(turn_ms=60_000))
+    turn = harness.speak()
+    harness.say(CreateResponse())
+    harness.later(59_000)
+    assert not harness.all(ResponseDone)
+    harness.later(1_000)
+    response = harness.one(ResponseDone).response
+    assert response.error is not None
+    assert response.error.code == "turn_timeout"
+    assert harness.sent(RaiseFloor, "listen")[-1].floor == turn + 1
+    harness.say(CreateResponse())
+    assert harness.last_run("think").turn > turn
+
+
+def test_a_reply_that_gets_something_done_now_and_then_goes_on() -> None:
+    harness = Harness(voice_pipeline(turn_ms=60_000))
+    turn = harness.reply_turn()
+    for _ in range(5):
+        harness.later(50_000)
+        harness.text("think", turn, "and so on and on ")
+    assert not harness.all(ResponseDone)
+    harness.later(60_000)
+    response = harness.one(ResponseDone).response
+    assert response.error is not None
+    assert (response.status, response.error.code) == (ResponseStatus.FAILED, "turn_timeout")
+
+
+def test_a_turn_may_stand_still_while_its_client_takes_nothing() -> None:
+    harness = Harness(voice_pipeline(turn_ms=10_000, stall_ms=60_000))
+    harness.reply_turn()
+    harness.feed(ClientBlocked(True, "client"))
+    harness.later(50_000)
+    harness.feed(ClientBlocked(False, "client"))
+    harness.later(9_000)
+    assert not harness.all(ResponseDone)
+    harness.later(1_000)
+    assert harness.all(ResponseDone)
+
+
+def test_a_reply_that_waits_for_words_is_freed_when_they_cannot_be_had() -> None:
+    harness = Harness(voice_pipeline(turn_ms=10_000))
+    words = {"turn_detection": {"interrupt_on": "words"}}
+    harness.say(PatchSettings({"audio": {"input": words}}))
+    turn = harness.reply_turn()
+    harness.text("think", turn, "One thing. Another thing. ")
+    harness.done("think", turn)
+    harness.audio(turn, 0, 100)
+    harness.speak(1_000, 1_300)
+    harness.audio(turn, 1, 100)
+    harness.later(9_000)
+    harness.clear()
+    harness.later(1_000)
+    assert harness.all(AudioDelta)
