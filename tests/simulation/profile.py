@@ -193,7 +193,7 @@ def profile_of(seed: int) -> Profile:
             slow_operation=chance.choice([0.0, 0.3]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
-    limits = replace(LIMITS, idle_ms=60_000) if engine.hang else LIMITS
+    limits = replace(LIMITS, idle_ms=60_000, turn_ms=20_000) if engine.hang else LIMITS
     limits = replace(limits, sessions=chance.choice([3, 4, 4]))
     limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
     directory = DirectoryFaults()

@@ -16,6 +16,7 @@ from tests.simulation.watch import Invariant
 
 EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_failed": frozenset({"engine", "stolen", "stopped"}),
+    "turn_timeout": frozenset({"engine"}),
     "engine_lost": frozenset({"lost", "stolen", "stopped"}),
     "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine"}),
     "fenced": frozenset({"stolen"}),
