@@ -73,8 +73,8 @@ async def _serve(
     lifeline_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    metrics = GatewayMetrics()
     named = catalogue(config)
+    metrics = GatewayMetrics(named.pipelines)
     host = GatewayHost(
         named.pipelines,
         named.aliases,

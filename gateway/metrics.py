@@ -46,14 +46,21 @@ class FrameCounts:
 
 
 class GatewayMetrics:
-    """Everything that one gateway process counts, in a registry of its own."""
+    """Everything that one gateway process counts, in a registry of its own.
 
-    def __init__(self) -> None:
+    `pipelines` are those that it serves: what each has no session of yet is there, and zero.
+    """
+
+    def __init__(self, pipelines: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._sessions = Gauge(
             "antiphon_sessions", "Sessions by state.", ["pipeline", "state"], registry=registry
         )
+        for pipeline in pipelines:
+            for state in State:
+                if state is not State.CLOSED:
+                    self._sessions.labels(pipeline, state.value)
         self._opened = Counter(
             "antiphon_sessions_opened", "Sessions opened.", ["pipeline"], registry=registry
         )

@@ -169,7 +169,17 @@ def drained(harness: Harness, turn: int) -> None:
 
 
 def grown_old(harness: Harness, turn: int) -> None:
-    harness.later(harness.pipeline.limits.max_age_ms)
+    # Its stages go on with it all the while: a turn that rests fails before it is old.
+    limits = harness.pipeline.limits
+    while harness.now_ms + limits.turn_ms / 2 < limits.max_age_ms:
+        harness.later(limits.turn_ms / 2)
+        harness.text("think", turn, "More. ")
+    assert not harness.all(ResponseDone)
+    harness.later(limits.turn_ms * 3 / 4)
+
+
+def rested(harness: Harness, turn: int) -> None:
+    harness.later(harness.pipeline.limits.turn_ms)
 
 
 def stalled(harness: Harness, turn: int) -> None:
@@ -191,6 +201,7 @@ ENDS: dict[Callable[[Harness, int], None], ResponseStatus] = {
     closed: ResponseStatus.CANCELLED,
     drained: ResponseStatus.CANCELLED,
     grown_old: ResponseStatus.CANCELLED,
+    rested: ResponseStatus.FAILED,
     stalled: ResponseStatus.INCOMPLETE,
     gone: ResponseStatus.CANCELLED,
 }

@@ -25,3 +25,13 @@ def test_the_families_are_the_documented_ones() -> None:
         if line.startswith("# TYPE ")
     )
     assert exposed == documented_families()
+
+
+def test_a_pipeline_without_sessions_has_none_in_every_state() -> None:
+    exposed = GatewayMetrics(["voice", "text"]).render().decode()
+    states = {line for line in exposed.splitlines() if line.startswith("antiphon_sessions{")}
+    assert states == {
+        f'antiphon_sessions{{pipeline="{pipeline}",state="{state}"}} 0.0'
+        for pipeline in ("voice", "text")
+        for state in ("opening", "active", "detached", "closing")
+    }
