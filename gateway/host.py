@@ -113,6 +113,7 @@ class GatewayHost:
             replica = self._pools.add(name, stage, endpoint)
             metrics.worker_state_changed(stage, name, False)
             metrics.watch_link(name, replica.unacknowledged)
+            metrics.watch_devices(stage, name, replica.devices)
 
     @property
     def holds_lease(self) -> bool:

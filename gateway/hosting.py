@@ -89,6 +89,8 @@ class SessionSummary:
     idle_s: float
     facts: dict[str, Any] = field(default_factory=dict)
     """What the session's kind has to say, such as `committed_step`."""
+    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What workers have reserved for it, by stage and device."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class WorkerSummary:
     waiting: int
     progress: int
     resident_bytes: int
+    devices: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    """What it has reserved of each device: the fields of
+    `protocol.device_bytes.DeviceBytes`, with `reserved` and `free`."""
 
 
 class SessionHost(Protocol):

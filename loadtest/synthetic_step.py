@@ -19,10 +19,12 @@ import numpy as np
 import pydantic
 
 from protocol.arrays import array_of, array_payload
+from protocol.device_bytes import HOST
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.messages import RESET
 from protocol.payloads import Payload, PayloadType
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
+from workers.storages import storage_bytes
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -67,7 +69,7 @@ class StepState:
 
     steps: int
     checksum: bytes
-    blob: bytes
+    blob: memoryview
 
 
 class SyntheticStep(Engine):
@@ -88,6 +90,10 @@ class SyntheticStep(Engine):
 
     async def load(self) -> None:
         """Nothing to load."""
+
+    def declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        """A session's state, and the one that a step is making."""
+        return {HOST: 2 * self.options.state_bytes}
 
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
         """A session at step 0; `settings` may hold its `seed`."""
@@ -157,16 +163,22 @@ class _SyntheticLoop(EngineSession):
                 return {"steps": self._state.steps, "checksum": self._state.checksum.hex()}
         raise InvalidRequest(f"{name} is not a signal; there are {RESET} and state")
 
+    def measure(self) -> dict[str, int]:
+        """The state."""
+        return storage_bytes(self._state.blob)
+
     def close(self) -> None:
         """The state goes."""
         self._engine.open_sessions -= 1
+        self._state = StepState(0, b"", memoryview(b""))
 
     def _begin(self, seed: int) -> StepState:
         return self._state_of(0, _seeded(seed))
 
     def _state_of(self, steps: int, checksum: bytes) -> StepState:
         size = self._engine.options.state_bytes
-        return StepState(steps, checksum, (checksum * (size // len(checksum) + 1))[:size])
+        whole = checksum * -(-size // len(checksum))
+        return StepState(steps, checksum, memoryview(whole)[:size])
 
 
 def actions(values: Iterable[float]) -> Payload:

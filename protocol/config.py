@@ -76,15 +76,22 @@ class GatewayConfig(_Section):
 
 
 class StageConfig(BaseModel):
-    """One stage: which engine, and how many workers.
+    """One stage: which engine, how many workers, and what each may have of its devices.
 
-    Everything else in the section is an option of the engine, in `options`.
+    `budget` is how many bytes of a device each worker may reserve, its model included: of
+    "cpu" by default an equal share of this machine's memory, of another all that it has.
+    Sessions leave the share `head_room` of it to running turns, and those of one tenant get
+    at most `tenant_share` of the rest. Everything else in the section is an option of the
+    engine, in `options`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     engine: Name
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    budget: dict[Name, Annotated[pydantic.ByteSize, Field(ge=1)]] = {}
+    head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
+    tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @property
     def options(self) -> dict[str, Any]:

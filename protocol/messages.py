@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import Descriptor
+from protocol.device_bytes import DeviceBytes
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 
@@ -37,13 +38,15 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Create the session's state on this stage. Answered by `Answer`.
 
-    `output` says how its output leaves the worker; None: inside messages.
+    `output` says how its output leaves the worker; None: inside messages. `tenant` is whom
+    its bytes count for. The answer's `result` says under `bytes` what is reserved, by device.
     """
 
     fence: Fence
     command: str
     settings: dict[str, Any] = {}
     output: OutputEdge | None = None
+    tenant: str = ""
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -254,9 +257,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     """What a worker says of itself with each heartbeat.
 
     `progress` grows whenever the engine gets anything done; `waiting` is work that has
-    been accepted and not finished. Waiting without progress is wedged. `kept_bytes` is
-    output that nobody has acknowledged. With `ready` false the worker is still loading
-    its model and opens no session.
+    been accepted and not finished. Waiting without progress is wedged. `devices` is what is
+    reserved of each device. With `ready` false the worker is still loading its model and
+    opens no session.
     """
 
     stage: str
@@ -265,7 +268,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     progress: int
     resident_bytes: int = 0
     ready: bool = True
-    kept_bytes: int = 0
+    devices: dict[str, DeviceBytes] = {}
 
 
 Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus

@@ -66,9 +66,13 @@ class Binding:
         act: Callable[[Action], None],
         output: OutputEdge | None = None,
         *,
+        tenant: str,
         stage_ready: Callable[[str], bool],
     ) -> None:
         self.stage = stage
+        self.reserved: dict[str, int] = {}
+        """What the worker has reserved for the session, in bytes by device."""
+        self._tenant = tenant
         self._output = output
         self.state = BindingState.UNBOUND
         self.worker: str | None = None
@@ -96,7 +100,7 @@ class Binding:
         self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
-        self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
+        self._send(Open(self._fence(), self._awaited, self._settings(), self._output, self._tenant))
 
     def lost(self) -> int:
         """The worker is gone, and so are the bytes of stream input that are returned: it had
@@ -106,6 +110,7 @@ class Binding:
         self._sequence = 0
         self._controls = 0
         self._awaited = None
+        self.reserved = {}
         self._configuring.clear()
         self._backlog.clear()
         self._crowded = False
@@ -129,7 +134,12 @@ class Binding:
         if not self._configuring or answer.command != self._configuring[0]:
             return None
         self._configuring.popleft()
+        self._note_reserved(answer)
         return answer.error
+
+    def _note_reserved(self, answer: Answer) -> None:
+        if answer.error is None:
+            self.reserved = answer.result.get("bytes", {})
 
     def awaits(self, answer: Answer) -> bool:
         """Whether this is the answer to `Open` or `Close`."""
@@ -147,6 +157,7 @@ class Binding:
             self.lost()
             return answer.error
         self.state = BindingState.READY
+        self._note_reserved(answer)
         self.send_waiting()
         return None
 

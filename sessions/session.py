@@ -141,8 +141,14 @@ class Session:
                 self._settings_of(stage),
                 self._actions_append,
                 pipeline.output_edge(stage),
+                tenant=identity.tenant,
                 stage_ready=lambda of: self._bindings[of].ready,
             )
+
+    @property
+    def reserved(self) -> dict[str, dict[str, int]]:
+        """What workers have reserved for it: bytes by stage and device."""
+        return {stage: binding.reserved for stage, binding in self._bindings.items()}
 
     @property
     def state(self) -> State:

@@ -38,6 +38,7 @@ from protocol.messages import (
     WorkerStatus,
 )
 from sessions.deadlines import Deadlines
+from sessions.ledger import Ledger
 from workers.control_events import (
     Action,
     AttachArena,
@@ -57,21 +58,29 @@ from workers.control_events import (
     OutputRefused,
     SendOutput,
     SendReport,
+    SessionMeasured,
     Settle,
     ShuttingDown,
     Tick,
     TurnCommitted,
     TurnFinished,
 )
-from workers.session_control import SessionControl, SessionState
+from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
 
 
 class Control:
     """All sessions of one worker."""
 
-    def __init__(self, limits: ControlLimits | None = None) -> None:
+    def __init__(
+        self,
+        limits: ControlLimits | None = None,
+        ledger: Ledger | None = None,
+        declare: Declare = lambda settings: {},
+    ) -> None:
         self._limits = limits or ControlLimits()
+        self._ledger = ledger or Ledger()
+        self._declare = declare
         self._ready = False
         self._stopping = False
         self._sessions: dict[str, SessionControl] = {}
@@ -104,7 +113,7 @@ class Control:
     @property
     def kept_bytes(self) -> int:
         """Output that no consumer has acknowledged yet, in all sessions."""
-        return self._totals.kept_bytes
+        return self._ledger.kept_bytes
 
     @property
     def progress(self) -> int:
@@ -120,7 +129,7 @@ class Control:
             self.progress,
             resident_bytes,
             self.ready,
-            self.kept_bytes,
+            self._ledger.devices(),
         )
 
     @property
@@ -150,6 +159,8 @@ class Control:
                 pass
             case Tick():
                 self._tick(now_ms)
+            case SessionMeasured():
+                self._ledger.measure(event.session, event.measured)
             case ShuttingDown():
                 self._stopping = True
                 for session in list(self._sessions.values()):
@@ -178,6 +189,7 @@ class Control:
             tuple(self._fences.items()),
             tuple(sorted(self._reopens)),
             (self._totals.turns, self._totals.waiting),
+            self._ledger.freeze(),
         )
 
     def _engine_event(
@@ -290,6 +302,8 @@ class Control:
             fence.owner,
             self._limits,
             self._totals,
+            self._ledger,
+            self._declare,
             self._actions_append,
             self._report,
             self._send_output,
@@ -382,6 +396,7 @@ class Control:
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
+            self._ledger.release(name)
             self._timed.set(name, None)
             self._unsaid.discard(name)
             if (reopen := self._reopens.pop(name, None)) is not None:

@@ -23,7 +23,8 @@ class ControlLimits:
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
     stretch is stated as lost. `cancel_ms`: how long an engine may take to stop a turn.
-    `owner_gone_ms`: how long sessions outlive the link to their gateway.
+    Output of more than `twice_over_bytes` is in memory twice: kept, and in memory of its own
+    for its readers. `owner_gone_ms`: how long sessions outlive the link to their gateway.
     """
 
     sessions: int = 256
@@ -36,6 +37,7 @@ class ControlLimits:
     fed_payloads: int = 256
     fed_bytes: int = 8 * 1024 * 1024
     lanes: int = 256
+    twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
     owner_gone_ms: float = 30_000.0
     remembered_answers: int = 256
@@ -90,7 +92,7 @@ class LinkCrowded(msgspec.Struct, frozen=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True):
-    """The model is loaded: sessions may be opened."""
+    """The model is loaded, and the ledger knows what it holds: sessions may be opened."""
 
 
 class OperationDone(msgspec.Struct, frozen=True):
@@ -99,6 +101,13 @@ class OperationDone(msgspec.Struct, frozen=True):
     session: str
     error: ErrorInfo | None = None
     result: dict[str, Any] = {}
+
+
+class SessionMeasured(msgspec.Struct, frozen=True):
+    """The engine has measured what the session holds, in bytes by device."""
+
+    session: str
+    measured: dict[str, int]
 
 
 class InputFailed(msgspec.Struct, frozen=True):
@@ -190,6 +199,7 @@ Event = (
     | LinkCrowded
     | EngineReady
     | OperationDone
+    | SessionMeasured
     | InputFailed
     | InputTaken
     | Emitted

@@ -21,6 +21,21 @@ from protocol.errors import InvalidRequest
 from protocol.payloads import Payload, PayloadType
 from protocol.schema import PayloadSchema
 
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What a loaded engine holds of one device for all its sessions together, in bytes.
+
+    `model`: weights and work space; of the host's memory ("cpu") the runtime measures it
+    itself. `pool`: what was set aside for sessions, from which what they declare is taken.
+    `total`: the device's memory, the budget where the config names none.
+    """
+
+    model: int = 0
+    pool: int = 0
+    total: int | None = None
+
+
 EmitEvent = Callable[[str, dict[str, Any]], None]
 """Report something that the engine noticed outside any turn: (name, arguments)."""
 
@@ -102,6 +117,15 @@ class EngineSession(ABC):
         """
         raise InvalidRequest("this engine takes no signals", code="unsupported")
 
+    def measure(self) -> dict[str, int] | None:
+        """The bytes that the session holds now, by device, counted and not estimated
+        (`workers.storages` does so for arrays); None where the engine cannot tell.
+
+        Asked for after the open, after settings and signals and after every turn: it must
+        be quick. A session counts with the larger of this and what was declared.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Free everything that the session holds. Running turns are cancelled before."""
@@ -136,6 +160,20 @@ class Engine(ABC):
         Raises protocol.errors.ModelFileError when a file is missing or not the
         pinned one.
         """
+
+    def devices(self) -> dict[str, DeviceUse]:
+        """What it holds for all sessions together, by device ("cpu", "cuda:0"), once loaded."""
+        return {}
+
+    def declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        """The most bytes that a session with `settings` holds, by device; its inputs and what
+        it emits do not count.
+
+        They are reserved before `open` and `configure` are called, and for a session that
+        is refused they are free again. A function of options and settings alone. Raises
+        protocol.errors.InvalidRequest for settings that it cannot honour.
+        """
+        return {}
 
     @abstractmethod
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:

@@ -6,9 +6,10 @@ A plain state machine: commands whose fence has been checked come in, actions go
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from protocol.errors import (
     AntiphonError,
@@ -33,6 +34,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.ledger import Ledger
 from workers.control_events import (
     Action,
     ApplyInput,
@@ -58,6 +60,13 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+Declare = Callable[[dict[str, Any]], Mapping[str, int]]
+"""The bytes, by device, that a session with these settings may hold at most.
+
+Raises AntiphonError for settings that the engine refuses. A function of the settings alone.
+"""
+
+
 @dataclass
 class _Waiting:
     """A command in the mailbox; it is carried out once input through `barrier` is."""
@@ -76,6 +85,8 @@ class SessionControl:
     owner: str
     limits: ControlLimits
     totals: Totals
+    ledger: Ledger
+    declare: Declare
     act: Callable[[Action], None]
     report: Callable[[str, Report], None]
     send_output: Callable[[SendOutput], None]
@@ -83,6 +94,8 @@ class SessionControl:
     unsaid: bool = False
     gap_since_ms: float | None = None
     _busy: str | None = None
+    _tenant: str = ""
+    _reserving: bool = False
     _resetting: bool = False
     _mailbox: deque[_Waiting] = field(default_factory=deque)
     _input: InputOrder = field(default_factory=InputOrder)
@@ -95,6 +108,7 @@ class SessionControl:
             self.session,
             self.limits,
             self.totals,
+            self.ledger,
             self.act,
             report=self._tell,
             send_output=self._send_output,
@@ -194,6 +208,12 @@ class SessionControl:
         self.totals.progress += 1
         opening = self.state is SessionState.OPENING
         result = event.result
+        if self._reserving:
+            self._reserving = False
+            self.ledger.settle(self.session, taken=event.error is None)
+            reserved = self.ledger.of(self.session)
+            if event.error is None and reserved:
+                result = {**result, "bytes": reserved}
         if self._resetting and event.error is None:
             result = {**result, "committed_step": 0}
             self.turns.begin_anew()
@@ -314,9 +334,12 @@ class SessionControl:
 
     def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
         match waiting.command:
-            case Open(command=command, settings=settings, output=output):
-                self._busy = command
-                self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
+            case Open() as opened:
+                self._busy = opened.command
+                self._tenant = opened.tenant
+                if self._reserved(opened.settings, now_ms):
+                    settings, output = opened.settings, opened.output
+                    self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
             case Configure() | Signal() as control if (
                 error := self._unusable(control)
             ) is not None:
@@ -325,7 +348,8 @@ class SessionControl:
             case Configure(command=command, settings=settings):
                 self._busy = command
                 self._input.controls += 1
-                self.act(ConfigureSession(self.session, settings))
+                if self._reserved(settings, now_ms):
+                    self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
                 self._busy = command
                 self._resetting = name == RESET
@@ -335,6 +359,16 @@ class SessionControl:
                 self.turns.start(run, self.epoch, waiting.received_ms, now_ms)
             case Feed() as feed:
                 self.turns.feed(feed, now_ms)
+
+    def _reserved(self, settings: dict[str, Any], now_ms: float) -> bool:
+        """Reserve what the engine declares for `settings`; else the command is answered."""
+        self._reserving = True
+        try:
+            self.ledger.reserve(self.session, self._tenant, self.declare(settings))
+        except AntiphonError as error:
+            self.operation_done(OperationDone(self.session, error.info()), now_ms)
+            return False
+        return True
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""

@@ -23,10 +23,12 @@ import msgspec
 import structlog
 
 from protocol.config import Config, GatewayConfig, check_binding, load_config
+from protocol.device_bytes import HOST, binary_size
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
 from workers.child import Child, RestartPolicy, StartFailed
+from workers.host_memory import host_memory_bytes
 from workers.runtime_directory import runtime_directory
 from workers.spec import WorkerSpec, WorkerStarted
 
@@ -57,7 +59,7 @@ class Supervisor:
     ) -> None:
         self._announced = False
         self._tls = config.gateway.tls_cert is not None or "--tls-cert" in overrides
-        specs = list(worker_specs(config, directory))
+        specs = worker_specs(config, directory)
         self.workers = [self._worker(spec, policy) for spec in specs]
         addresses = [
             {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
@@ -130,9 +132,10 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
     """One spec a worker; its endpoint stays the same however often it is started again.
 
     Each replica of a stage may have to take all sessions of the pipelines that use it: the
-    others may be lost.
+    others may be lost. Raises ConfigError for budgets that this machine does not have.
     """
     deployment = uuid.uuid4().hex
+    share = _share_of_memory(config)
     users = {
         stage: [pipeline for pipeline in config.pipelines.values() if stage in pipeline.stages]
         for stage in config.stages
@@ -146,10 +149,34 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             deployment=deployment,
             options=section.options,
             sessions=sum(pipeline.limits.sessions for pipeline in users[stage]),
+            budget={HOST: share, **{d: int(size) for d, size in section.budget.items()}},
+            head_room=section.head_room,
+            tenant_share=section.tenant_share,
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)
     ]
+
+
+def _share_of_memory(config: Config) -> int:
+    """The bytes of host memory for each worker whose budget the config does not name.
+
+    Raises ConfigError when the budgets it does name are more than there is.
+    """
+    memory = rest = host_memory_bytes()
+    sharing = 0
+    for stage, section in config.stages.items():
+        if (budget := section.budget.get(HOST)) is None:
+            sharing += section.replicas
+            continue
+        rest -= budget * section.replicas
+        if rest < 0:
+            field = f"stages.{stage}.budget.{HOST}"
+            raise ConfigError(
+                f"{field}: the budgets are more than this machine has ({binary_size(memory)})",
+                field=field,
+            )
+    return rest // max(1, sharing)
 
 
 def check_port(host: str, port: int) -> None:

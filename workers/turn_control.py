@@ -32,6 +32,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.ledger import Ledger
 from workers.control_events import (
     AbandonTurn,
     Action,
@@ -92,7 +93,6 @@ class Totals:
     turns: int = 0
     waiting: int = 0
     progress: int = 0
-    kept_bytes: int = 0
 
 
 class TurnControl:
@@ -107,6 +107,7 @@ class TurnControl:
         session: str,
         limits: ControlLimits,
         totals: Totals,
+        ledger: Ledger,
         act: Callable[[Action], None],
         report: Callable[[Report], None],
         send_output: Callable[[int, int, Payload], None],
@@ -115,6 +116,7 @@ class TurnControl:
         self.session = session
         self.limits = limits
         self.totals = totals
+        self._ledger = ledger
         self.act = act
         self.report = report
         self.crowded = False
@@ -258,6 +260,10 @@ class TurnControl:
             return
         if self._retention.overfull:
             reason = "the engine made more than is kept for a session: it did not wait for room"
+            self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
+            return
+        if not self._ledger.has_room(self._size(event.payload)):
+            reason = "the worker's memory budget has no room for more output"
             self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
             return
         if state.first_output_ms is None:
@@ -414,15 +420,19 @@ class TurnControl:
 
     def _keep(self, turn: int, sequence: int, payload: Payload, now_ms: float) -> None:
         """Keep a piece of output until it is acknowledged, and send it."""
-        size = len(payload.data)
-        self._retention.keep(turn, sequence, size, (sequence, payload), now_ms)
-        self.totals.kept_bytes += size
+        self._retention.keep(turn, sequence, len(payload.data), (sequence, payload), now_ms)
+        self._ledger.keep(self._size(payload))
         self._send_output(turn, sequence, payload)
 
     def _release(self, gone: list[tuple[int, Payload]]) -> None:
-        self.totals.kept_bytes -= sum(len(payload.data) for _, payload in gone)
+        self._ledger.drop(sum(self._size(payload) for _, payload in gone))
         if gone:
             self._pace()
+
+    def _size(self, payload: Payload) -> int:
+        """The memory, in bytes, that a kept piece takes."""
+        size = len(payload.data)
+        return 2 * size if size > self.limits.twice_over_bytes else size
 
     def _void(self, turn: int) -> None:
         """None of the ended turn's output is wanted any more."""

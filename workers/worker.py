@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +20,12 @@ import msgspec
 import structlog
 
 from protocol.arena import Arrival
+from protocol.device_bytes import HOST
 from protocol.edges import decode_note
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
+    ConfigError,
     EngineFailed,
     EngineLost,
     ErrorInfo,
@@ -43,6 +44,7 @@ from protocol.messages import (
 )
 from protocol.payloads import Payload
 from protocol.schema import check_payload, schema_of
+from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -73,6 +75,7 @@ from workers.control_events import (
     RepeatTurn,
     SendOutput,
     SendReport,
+    SessionMeasured,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -83,7 +86,8 @@ from workers.control_events import (
     TurnOutcome,
     VoidTurn,
 )
-from workers.engine import Engine, EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, Engine, EngineSession, Turn, TurnResult
+from workers.host_memory import resident_bytes
 from workers.spec import WorkerSpec
 from workers.transfers import Transfers
 from workers.turns import TurnInputs
@@ -115,9 +119,12 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._link_settings = link
+        self._ledger = Ledger({device: self._budget(size) for device, size in spec.budget.items()})
         self._control = Control(
             # The sessions of a gateway that has gone can be taken over by nobody.
-            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0)
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0),
+            self._ledger,
+            self._declare,
         )
         self._sessions: dict[str, EngineSession] = {}
         self._turns: dict[tuple[str, int], _RunningTurn] = {}
@@ -191,10 +198,32 @@ class Worker:
         # The model's objects live as long as the process: no collection need look at them.
         gc.collect()
         gc.freeze()
+        self._account()
         self._tell(EngineReady())
         self._endpoint.announce()
         _log.info("ready")
         on_ready()
+
+    def _budget(self, total_bytes: int) -> Budget:
+        return Budget(total_bytes, self._spec.head_room, self._spec.tenant_share)
+
+    def _account(self) -> None:
+        """Enter what this process holds now that its engine is loaded.
+
+        Raises ConfigError when the budget leaves nothing for sessions.
+        """
+        used = {HOST: DeviceUse(), **self._engine.devices()}
+        for device, use in used.items():
+            if use.total is not None:
+                self._ledger.bound(device, self._budget(use.total))
+            engine, arena = use.model, 0
+            if device == HOST:
+                engine, arena = resident_bytes() - use.pool, self._transfers.arena_bytes
+            try:
+                self._ledger.load(device, engine=engine, pool=use.pool, arena=arena)
+            except CapacityExceeded as error:
+                field = f"stages.{self._spec.stage}.{error.field}"
+                raise ConfigError(f"{field}: {error.message}", field=field) from None
 
     async def _wind_down(self) -> None:
         _log.info("stopping", sessions=self._control.sessions)
@@ -352,7 +381,28 @@ class Worker:
             done = OperationDone(session, None, operation())
         except Exception as error:
             done = OperationDone(session, self._explain(error, session=session))
+        self._measure(session)
         self._tell(done)
+
+    def _declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        try:
+            return self._engine.declare(settings)
+        except AntiphonError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from None
+
+    def _measure(self, name: str) -> None:
+        """Correct the session's account by what its engine counts."""
+        if (session := self._sessions.get(name)) is None:
+            return
+        try:
+            measured = session.measure()
+        except Exception:
+            _log.exception("measuring_failed", session=name)
+            return
+        if measured is not None:
+            self._tell(SessionMeasured(name, measured))
 
     def _open(self, action: OpenSession) -> dict[str, Any]:
         name = action.session
@@ -465,6 +515,7 @@ class Worker:
         if running is None or running.task is not task:
             return
         del self._turns[key]
+        self._measure(key[0])
         if task.cancelled():
             self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
             return
@@ -481,6 +532,7 @@ class Worker:
             action.commit()
         except Exception as raised:
             error = self._explain(raised, session=action.session, turn=action.turn)
+        self._measure(action.session)
         self._tell(TurnCommitted(action.session, action.turn, error))
 
     def _explain(self, error: Exception, **context: object) -> ErrorInfo:
@@ -490,17 +542,9 @@ class Worker:
                 _log.warning("engine_refused", code=error.code, reason=error.message, **context)
                 return error.info()
             case _:
-                _log.error("engine_failed", exc_info=error, **context)
-                kind = type(error).__name__
-                return EngineFailed(
-                    f"the engine of stage {self._spec.stage} failed ({kind})"
-                ).info()
+                return self._failed(error, **context).info()
 
-
-def resident_bytes() -> int:
-    """The resident memory of this process; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as statistics:
-            return int(statistics.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+    def _failed(self, error: Exception, **context: object) -> EngineFailed:
+        _log.error("engine_failed", exc_info=error, **context)
+        kind = type(error).__name__
+        return EngineFailed(f"the engine of stage {self._spec.stage} failed ({kind})")

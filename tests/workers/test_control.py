@@ -34,6 +34,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import text_payload
+from sessions.ledger import Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -71,6 +72,7 @@ from workers.control_events import (
     VoidTurn,
 )
 from workers.retention import RetentionLimits
+from workers.session_control import Declare
 
 FENCE = Fence("s", 1, "g1")
 PIECE = text_payload("x")
@@ -82,6 +84,8 @@ class Bench:
     """A control side whose operations succeed at once, unless told otherwise."""
 
     limits: ControlLimits = field(default_factory=ControlLimits)
+    ledger: Ledger = field(default_factory=Ledger)
+    declare: Declare = lambda settings: {}
     refusals: dict[str, InvalidRequest] = field(default_factory=dict)
     now_ms: float = 0.0
     actions: list[Action] = field(default_factory=list)
@@ -89,7 +93,7 @@ class Bench:
     discarded: int = 0
 
     def __post_init__(self) -> None:
-        self.control = Control(self.limits)
+        self.control = Control(self.limits, self.ledger, self.declare)
         self.tell(EngineReady())
         self.tell(GatewayUp("g1"))
         self.tell(GatewayUp("g2"))

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from protocol.config import load_config
+from protocol.errors import ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.messages import Answer, Command, Fence, Open, Run
 from workers.child import RestartPolicy
@@ -219,6 +220,34 @@ def test_a_worker_takes_all_sessions_that_its_pipelines_allow(directory: Path) -
     # Each replica takes them all: the other may be lost.
     sessions = {spec.name: spec.sessions for spec in specs}
     assert sessions == {"think-0": 700, "think-1": 700, "speak-0": 600}
+
+
+def test_workers_without_a_budget_share_what_the_others_leave(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    specs = worker_specs(load_config(write_config(directory, replicas=2)), directory)
+    assert {spec.name: spec.budget for spec in specs} == {
+        "think-0": {"cpu": (1000 << 20) // 3},
+        "think-1": {"cpu": (1000 << 20) // 3},
+        "speak-0": {"cpu": (1000 << 20) // 3},
+    }
+    named = {"budget": {"cpu": "300MiB", "cuda:0": "2GiB"}, "head_room": 0.2, "tenant_share": 0.5}
+    path = write_config(directory, replicas=2, **named)
+    speak, think, _ = worker_specs(load_config(path), directory)
+    assert think.budget == {"cpu": 300 << 20, "cuda:0": 2 << 30}
+    assert (think.head_room, think.tenant_share, think.options) == (0.2, 0.5, {})
+    assert (speak.budget, speak.head_room, speak.tenant_share) == ({"cpu": 400 << 20}, 0.05, 1.0)
+
+
+def test_budgets_that_the_machine_does_not_have_are_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    path = write_config(directory, replicas=2, budget={"cpu": "501MiB"})
+    with pytest.raises(ConfigError, match="more than this machine has \\(1000 MiB\\)") as refused:
+        worker_specs(load_config(path), directory)
+    assert refused.value.field == "stages.think.budget.cpu"
 
 
 @pytest.mark.parametrize("sessions", [1, 600, 10_000])

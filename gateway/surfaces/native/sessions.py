@@ -180,6 +180,7 @@ def _status(summary: SessionSummary) -> dict[str, Any]:
         "age_s": summary.age_s,
         "idle_s": summary.idle_s,
         "facts": summary.facts,
+        "bytes": summary.bytes,
     }
 
 

@@ -80,6 +80,7 @@ class OneShot:
                 lambda: Fence("s", 1, "gateway"),
                 lambda stage=stage: self.machine.stage_settings(stage),  # type: ignore[misc]
                 self._act,
+                tenant="somebody",
                 stage_ready=lambda other: self.bindings[other].ready,
             )
             self.bindings[stage].bind()

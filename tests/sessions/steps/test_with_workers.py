@@ -145,6 +145,7 @@ class Together:
             lambda: Fence("s", 1, "gateway"),
             dict,
             self.act,
+            tenant="somebody",
             stage_ready=lambda other: self.bindings[other].ready,
         )
         self.bindings[STAGE] = self.binding

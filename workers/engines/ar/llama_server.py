@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import mmap
 import os
 import secrets
 from collections.abc import Callable
@@ -31,7 +30,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import xllamacpp
 
 _BATCH_TOKENS = 256
-_METADATA_BYTES = 64 << 20
 
 
 class LlamaServer:
@@ -151,20 +149,6 @@ class LlamaServer:
         self._server = None
         gc.collect()
         self._folder.close()
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that begins like a GGUF file."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
-
-
-def has_chat_template(path: Path) -> bool:
-    """Whether a GGUF file brings a chat template (its metadata lies at the front)."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(b"tokenizer.chat_template", 0, min(len(data), _METADATA_BYTES)) >= 0
 
 
 def _piece_bytes(piece: str | list[int]) -> bytes:

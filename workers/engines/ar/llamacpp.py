@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from protocol.device_bytes import HOST
 from protocol.errors import (
     CapacityExceeded,
     ConfigError,
@@ -18,9 +19,10 @@ from protocol.errors import (
     ModelFileError,
 )
 from protocol.payloads import Message, text_payload
-from workers.engine import EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, EngineSession, Turn, TurnResult
 from workers.engines.ar.generation import Generation
-from workers.engines.ar.llama_server import LlamaServer, has_chat_template, is_gguf
+from workers.engines.ar.gguf import cache_bytes_per_token, has_chat_template, is_gguf
+from workers.engines.ar.llama_server import LlamaServer
 from workers.engines.ar.options import ArOptions
 from workers.engines.ar.prompt import (
     HEAD,
@@ -103,6 +105,7 @@ class LlamaBackend:
         self._leading: list[int] = []
         self._unwanted: list[int] = []
         self._server: LlamaServer | None = None
+        self._slot_bytes = 0
 
     @property
     def server(self) -> LlamaServer:
@@ -114,6 +117,7 @@ class LlamaBackend:
     async def load(self) -> None:
         """Locate and load the model, and read the few-shot head once."""
         path = await asyncio.to_thread(self._locate)
+        self._slot_bytes = cache_bytes_per_token(path) * self.options.context_tokens
         self._server = await asyncio.to_thread(
             LlamaServer,
             path,
@@ -150,6 +154,14 @@ class LlamaBackend:
             if len(tokens) == 1:
                 found.add(tokens[0].id)
         return sorted(found)
+
+    def devices(self) -> dict[str, DeviceUse]:
+        """The contexts: llama.cpp sets them all aside, and clears them, when it loads."""
+        return {HOST: DeviceUse(pool=self._slot_bytes * len(self._slots))}
+
+    def declare(self) -> dict[str, int]:
+        """A session's context, however much of it is in use."""
+        return {HOST: self._slot_bytes}
 
     def open(self) -> LlamaSession:
         """A session with a slot of its own.

@@ -11,7 +11,7 @@ import httpx
 
 from protocol.errors import CapacityExceeded, EngineFailed
 from protocol.payloads import text_payload
-from workers.engine import EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, EngineSession, Turn, TurnResult
 from workers.engines.ar.options import ArOptions
 from workers.engines.ar.prompt import chat_messages
 from workers.engines.ar.stopping import ReplyCutter
@@ -49,6 +49,14 @@ class OpenAiBackend:
             timeout=httpx.Timeout(options.connect_timeout_s, read=options.read_timeout_s),
             limits=httpx.Limits(max_connections=2 * options.sessions),
         )
+
+    def devices(self) -> dict[str, DeviceUse]:
+        """Nothing here: the memory is the other server's."""
+        return {}
+
+    def declare(self) -> dict[str, int]:
+        """Nothing here: the memory is the other server's."""
+        return {}
 
     def open(self) -> OpenAiSession:
         """A session; it holds nothing but its place.
