@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pydantic
@@ -131,6 +132,22 @@ class EngineSession(ABC):
         """Free everything that the session holds. Running turns are cancelled before."""
 
 
+class ParkableSession(EngineSession):
+    """A session whose state can leave the device and come back.
+
+    Its engine overrides `Engine.restore` and `Engine.weights`.
+    """
+
+    @abstractmethod
+    async def snapshot(self, path: Path) -> None:
+        """Write the session's state to a new file at `path`, where none is yet.
+
+        No turn runs meanwhile and nothing is applied; afterwards the session is closed, or
+        goes on as it was if this raises or is cancelled. Whoever restores it gets the same
+        state to the last bit of what later turns depend on.
+        """
+
+
 class Engine(ABC):
     """One model in one worker process."""
 
@@ -182,6 +199,21 @@ class Engine(ABC):
         Raises protocol.errors.InvalidRequest for settings it cannot honour and
         protocol.errors.CapacityExceeded when it has no room.
         """
+
+    def weights(self) -> str:
+        """What a snapshot fits: a digest of the weights and of every option that decides how
+        a state is read. Known once it is loaded; empty for engines that restore nothing."""
+        return ""
+
+    async def restore(
+        self, session: str, settings: dict[str, Any], emit: EmitEvent, path: Path
+    ) -> EngineSession:
+        """A session with the state of the snapshot at `path`, made under the same `weights`.
+
+        Raises as `open` does, and protocol.errors.SessionStateLost for a snapshot that it
+        cannot read. The file is gone after this returns.
+        """
+        raise InvalidRequest("this engine restores nothing", code="unsupported")
 
     @abstractmethod
     async def shutdown(self) -> None:
