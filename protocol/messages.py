@@ -39,7 +39,12 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     """Create the session's state on this stage. Answered by `Answer`.
 
     `output` says how its output leaves the worker; None: inside messages. `tenant` is whom
-    its bytes count for. The answer's `result` says under `bytes` what is reserved, by device.
+    its bytes count for. With `restore` the state is the one that was parked, or the answer is
+    `session_state_lost`. Where it makes room for others a session of lower `priority` is
+    parked first; None: it is not.
+
+    The answer's `result` says under `bytes` what is reserved, by device, under `parks` whether
+    the state can be parked, and after a restore under `committed_step` the step it is at.
     """
 
     fence: Fence
@@ -47,6 +52,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     settings: dict[str, Any] = {}
     output: OutputEdge | None = None
     tenant: str = ""
+    restore: bool = False
+    priority: int | None = 0
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -170,8 +177,24 @@ class Replay(msgspec.Struct, frozen=True, tag="replay"):
     after: int
 
 
+class Park(msgspec.Struct, frozen=True, tag="park"):
+    """Put the session's state into the host's store, and free everything here. Answered.
+
+    Refused as `session_busy` while a turn runs or output has not been acknowledged, and as
+    `unsupported` by an engine that cannot: then all is as it was. `expires_at_s` (Unix time)
+    is when the parked state goes if nobody takes it up.
+    """
+
+    fence: Fence
+    command: str
+    expires_at_s: int
+
+
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Free everything of the session on this stage. Answered, also when it is unknown."""
+    """Free everything of the session on this stage, its parked state too.
+
+    Answered, also when it is unknown.
+    """
 
     fence: Fence
     command: str
@@ -190,6 +213,7 @@ Command = (
     | Attach
     | Acknowledge
     | Replay
+    | Park
     | Close
 )
 
@@ -216,6 +240,15 @@ class StageEvent(msgspec.Struct, frozen=True, tag="stage_event"):
     session: str
     name: str
     arguments: dict[str, Any] = {}
+
+
+class RoomWanted(msgspec.Struct, frozen=True, tag="room_wanted"):
+    """The worker has no room for another session, and this one is the next to make some.
+
+    Its owner answers with `Park`, unless the session has work.
+    """
+
+    session: str
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -271,7 +304,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     devices: dict[str, DeviceBytes] = {}
 
 
-Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus
+Report = Answer | ReceivedThrough | StageEvent | RoomWanted | Output | TurnEnded | WorkerStatus
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -16,6 +16,14 @@ from protocol.device_bytes import HOST, DeviceBytes, binary_size
 from protocol.errors import CapacityExceeded
 
 
+class OutOfBytes(CapacityExceeded):
+    """The budget has no room; `shortage` is what others would have to free, by device."""
+
+    def __init__(self, message: str, shortage: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.shortage = shortage
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a worker may reserve of one device.
@@ -108,15 +116,21 @@ class Ledger:
     def reserve(self, session: str, tenant: str, declared: Mapping[str, int]) -> None:
         """Reserve what a session declares, on every device; what it had stays until `settle`.
 
-        Raises CapacityExceeded, and then nothing has changed.
+        Raises OutOfBytes, or CapacityExceeded where no other session could make room, and
+        then nothing has changed.
         """
         before = self._accounts.get(session)
         earlier = None if before is None else before.declared
         measured = {} if before is None else before.measured
         account = _Account(tenant, dict(declared), earlier, measured)
-        for device in account.devices:
-            already = 0 if before is None else before.charge(device)
-            self._check(device, tenant, account.charge(device) - already)
+        shortage, reasons = {}, []
+        for device in sorted(account.devices):
+            more = account.charge(device) - (0 if before is None else before.charge(device))
+            if (lacking := self._lacking(device, tenant, more)) > 0:
+                shortage[device] = lacking
+                reasons.append(self._reason(device, more, more - lacking))
+        if shortage:
+            raise OutOfBytes("; ".join(reasons), shortage)
         self._replace(session, account)
 
     def settle(self, session: str, *, taken: bool) -> None:
@@ -194,24 +208,39 @@ class Ledger:
         held = self._held[device]
         return held.engine + max(held.pool, held.sessions) + held.kept + held.arena
 
-    def _check(self, device: str, tenant: str, more: int) -> None:
-        budget = self._budgets.get(device)
-        if budget is None or more <= 0:
-            return
-        held = self._held[device]
+    def _room(self, device: str) -> tuple[int, int]:
+        """What sessions may have of a device that has a budget, and what of that is free."""
+        budget, held = self._budgets[device], self._held[device]
         most = budget.total_bytes - budget.head_room_bytes - held.engine - held.arena
         unkept = budget.total_bytes - held.engine - held.arena - held.kept
         # What lies in the pool is there already, whatever output has taken since.
-        free = max(held.pool, min(most, unkept)) - held.sessions
-        if more > free:
-            reason = f"{binary_size(max(free, 0))} of {binary_size(most)} for sessions are free"
-            raise CapacityExceeded(f"{binary_size(more)} of {device} are needed, and {reason}")
+        return most, max(held.pool, min(most, unkept)) - held.sessions
+
+    def _lacking(self, device: str, tenant: str, more: int) -> int:
+        """How many bytes others would have to free first; 0 or less: none.
+
+        Raises CapacityExceeded when that would not help.
+        """
+        budget = self._budgets.get(device)
+        if budget is None or more <= 0:
+            return 0
+        most, free = self._room(device)
         share = int(most * budget.tenant_share)
-        if self._tenants[tenant, device] + more > share:
+        if more > most:
+            raise CapacityExceeded(self._reason(device, more, free))
+        if budget.tenant_share < 1 and self._tenants.get((tenant, device), 0) + more > share:
             raise CapacityExceeded(
                 f"{binary_size(more)} of {device} are needed, and the sessions of one tenant may "
                 f"have {binary_size(share)} together"
             )
+        return more - free
+
+    def _reason(self, device: str, more: int, free: int) -> str:
+        most, _ = self._room(device)
+        return (
+            f"{binary_size(more)} of {device} are needed, and {binary_size(max(free, 0))} of "
+            f"{binary_size(most)} for sessions are free"
+        )
 
     def _replace(self, session: str, account: _Account | None) -> None:
         before = self._accounts.pop(session, None)

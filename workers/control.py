@@ -25,9 +25,11 @@ from protocol.messages import (
     Feed,
     Fence,
     Open,
+    Park,
     RaiseFloor,
     Replay,
     Report,
+    RoomWanted,
     Run,
     Signal,
     StageEvent,
@@ -48,6 +50,7 @@ from workers.control_events import (
     Emitted,
     EngineReady,
     Event,
+    ForgetParked,
     GatewayDown,
     GatewayUp,
     InputFailed,
@@ -65,6 +68,7 @@ from workers.control_events import (
     TurnCommitted,
     TurnFinished,
 )
+from workers.rooms import Rooms
 from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
 
@@ -93,6 +97,11 @@ class Control:
         # Opens that wait for the same session's earlier state to be freed.
         self._reopens: dict[str, tuple[str, Open]] = {}
         self._totals = Totals()
+        self._rooms = Rooms(
+            self._ledger,
+            self._limits.room_ms,
+            lambda session: self._report(session.owner, RoomWanted(session.session)),
+        )
         self._actions: list[Action] = []
 
     @property
@@ -136,8 +145,9 @@ class Control:
     def deadline_ms(self) -> float | None:
         """When the next `Tick` is due."""
         times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
-        if (first := self._timed.next_ms()) is not None:
-            times.append(first)
+        for first in (self._timed.next_ms(), self._rooms.deadline_ms):
+            if first is not None:
+                times.append(first)
         return min(times, default=None)
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
@@ -171,6 +181,8 @@ class Control:
                 if session_ is not None:
                     self._engine_event(session_, event, now_ms)
                     self._note(session_, now_ms)
+        for served in self._rooms.serve(self._sessions.values(), now_ms):
+            self._note(served, now_ms)
         if not isinstance(event, CommandReceived):
             # Only commands come in numbers, and have a `Settle` behind them.
             self._settle()
@@ -270,8 +282,10 @@ class Control:
             case Close():
                 self._refuse_reopen(fence.session)
                 session.close(command.command, now_ms)
-            case Open() | Configure() | Signal() | Run() | Feed():
+            case Open() | Configure() | Signal() | Run() | Feed() | Park():
                 session.command(command, now_ms)
+                if not session.evictable:
+                    self._rooms.declined(session.session)
         self._note(session, now_ms)
 
     def _command_unknown(self, gateway: str, command: Command, now_ms: float) -> None:
@@ -289,6 +303,7 @@ class Control:
                 self._open(command, now_ms)
             case Close():
                 self._remember_fence(command.fence)
+                self._actions.append(ForgetParked(command.fence.session))
                 self._report(gateway, Answer(command.fence.session, command.command))
             case _:
                 self._refuse(gateway, command, SessionStateLost("this worker has no such session"))
@@ -340,7 +355,7 @@ class Control:
         for payload in payloads_of(command):
             self._actions.append(DiscardPayload(payload))
         match command:
-            case Open() | Configure() | Signal() | Replay() | Close():
+            case Open() | Configure() | Signal() | Replay() | Park() | Close():
                 self._report(gateway, Answer(name, command.command, error.info()))
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
@@ -399,9 +414,12 @@ class Control:
             self._ledger.release(name)
             self._timed.set(name, None)
             self._unsaid.discard(name)
+            self._rooms.forget(name)
             if (reopen := self._reopens.pop(name, None)) is not None:
                 self._command_unknown(*reopen, now_ms)
             return
+        if session.shortage is not None:
+            self._rooms.wait(session, now_ms)
         if session.unsaid:
             self._unsaid.add(name)
         self._timed.set(name, session.deadline_ms)

@@ -22,9 +22,10 @@ class ControlLimits:
     """Bounds of a worker's control side. What exceeds one is refused with its reason.
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
-    stretch is stated as lost. `cancel_ms`: how long an engine may take to stop a turn.
-    Output of more than `twice_over_bytes` is in memory twice: kept, and in memory of its own
-    for its readers. `owner_gone_ms`: how long sessions outlive the link to their gateway.
+    stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
+    `cancel_ms`: how long an engine may take to stop a turn. Output of more than
+    `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
+    `owner_gone_ms`: how long sessions outlive the link to their gateway.
     """
 
     sessions: int = 256
@@ -39,6 +40,7 @@ class ControlLimits:
     lanes: int = 256
     twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
+    room_ms: float = 5_000.0
     owner_gone_ms: float = 30_000.0
     remembered_answers: int = 256
     remembered_turns: int = 256
@@ -216,13 +218,35 @@ Event = (
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Make the engine's session; answer with `OperationDone`."""
+    """Make the engine's session, from its parked state if so; answer with `OperationDone`.
+
+    Its result says under `parks` whether the state can be parked, and of one that was parked
+    under `committed_step` the step it is at.
+    """
 
     session: str
     epoch: int
     settings: dict[str, Any]
     owner: str
     output: OutputEdge | None = None
+    restore: bool = False
+
+
+class ParkSession(msgspec.Struct, frozen=True):
+    """Write the session's state into the store, where it stays until `expires_at_s`.
+
+    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes.
+    """
+
+    session: str
+    step: int
+    expires_at_s: int
+
+
+class ForgetParked(msgspec.Struct, frozen=True):
+    """Nobody will restore what is parked of this session."""
+
+    session: str
 
 
 class ConfigureSession(msgspec.Struct, frozen=True):
@@ -355,6 +379,8 @@ class SendReport(msgspec.Struct, frozen=True):
 
 Action = (
     OpenSession
+    | ParkSession
+    | ForgetParked
     | ConfigureSession
     | SignalSession
     | ApplyInput

@@ -15,6 +15,7 @@ from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
     ErrorInfo,
+    InvalidRequest,
     SessionStateLost,
 )
 from protocol.messages import (
@@ -23,6 +24,7 @@ from protocol.messages import (
     Configure,
     Feed,
     Open,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Replay,
@@ -34,16 +36,18 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
-from sessions.ledger import Ledger
+from sessions.ledger import Ledger, OutOfBytes
 from workers.control_events import (
     Action,
     ApplyInput,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
+    ForgetParked,
     FreeSession,
     OpenSession,
     OperationDone,
+    ParkSession,
     SendOutput,
     SignalSession,
 )
@@ -71,7 +75,7 @@ Raises AntiphonError for settings that the engine refuses. A function of the set
 class _Waiting:
     """A command in the mailbox; it is carried out once input through `barrier` is."""
 
-    command: Open | Configure | Signal | Run | Feed
+    command: Open | Configure | Signal | Run | Feed | Park
     barrier: int
     received_ms: float
 
@@ -93,8 +97,17 @@ class SessionControl:
     state: SessionState = SessionState.OPENING
     unsaid: bool = False
     gap_since_ms: float | None = None
+    priority: int | None = 0
+    progress_ms: float = 0.0
+    """When the engine last got something done for it."""
+    _parks: bool = False
+    _opening: Open | None = None
+    parking: bool = False
+    """Whether the state is on its way into the store."""
+    _stored: bool = False
+    """Whether the state may be in the store."""
+    _no_room: OutOfBytes | None = None
     _busy: str | None = None
-    _tenant: str = ""
     _reserving: bool = False
     _resetting: bool = False
     _mailbox: deque[_Waiting] = field(default_factory=deque)
@@ -117,9 +130,13 @@ class SessionControl:
 
     # Commands
 
-    def command(self, command: Open | Configure | Signal | Run | Feed, now_ms: float) -> None:
+    def command(
+        self, command: Open | Configure | Signal | Run | Feed | Park, now_ms: float
+    ) -> None:
         """Take a command into the mailbox and carry out what can be."""
-        if isinstance(command, Open | Configure | Signal) and self._repeated(command.command):
+        if isinstance(command, Open | Configure | Signal | Park) and self._repeated(
+            command.command
+        ):
             return
         if isinstance(command, Run) and (
             self.turns.knows(command.turn) or self._waits(command.turn)
@@ -186,6 +203,12 @@ class SessionControl:
 
     def close(self, command: str | None, now_ms: float) -> None:
         """Cancel everything, then free the session; answered once that is done."""
+        if self._no_room is not None:
+            # Nothing has been made of it yet.
+            self.refuse_room(now_ms)
+            if command is not None:
+                self.report(self.owner, Answer(self.session, command))
+            return
         if command is not None and command not in self._closers:
             self._closers.append(command)
         if self.state is not SessionState.CLOSING:
@@ -198,6 +221,50 @@ class SessionControl:
             self.turns.cancel_all(now_ms)
         self._finish_closing()
 
+    # Room
+
+    @property
+    def shortage(self) -> Mapping[str, int] | None:
+        """What others would have to free, by device, before the session can be opened."""
+        return None if self._no_room is None else self._no_room.shortage
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it can make room for another: it has no work, and its state can be parked."""
+        return (
+            self.state is SessionState.OPEN
+            and self.priority is not None
+            and self._busy is None
+            and not self._mailbox
+            and not self._input
+            and self._unparkable() is None
+        )
+
+    def open_if_room(self, now_ms: float) -> bool:
+        """Have the engine open the session; False while others have to make room first."""
+        opened = self._opening
+        assert opened is not None
+        self._no_room = None
+        if self._reserved(opened.settings, now_ms):
+            self._stored = opened.restore
+            self.act(
+                OpenSession(
+                    self.session,
+                    self.epoch,
+                    opened.settings,
+                    self.owner,
+                    opened.output,
+                    opened.restore,
+                )
+            )
+        return self._no_room is None
+
+    def refuse_room(self, now_ms: float) -> None:
+        """Nobody can make the room that the session waits for."""
+        error, self._no_room = self._no_room, None
+        assert error is not None
+        self.operation_done(OperationDone(self.session, error.info()), now_ms)
+
     # What the engine did
 
     def operation_done(self, event: OperationDone, now_ms: float) -> None:
@@ -206,7 +273,10 @@ class SessionControl:
         if command is None:
             raise ValueError(f"session {event.session} has no operation in progress")
         self.totals.progress += 1
+        self.progress_ms = now_ms
         opening = self.state is SessionState.OPENING
+        parking, self.parking = self.parking, False
+        self._stored = self._stored and parking and event.error is None
         result = event.result
         if self._reserving:
             self._reserving = False
@@ -218,9 +288,15 @@ class SessionControl:
             result = {**result, "committed_step": 0}
             self.turns.begin_anew()
         self._resetting = False
+        if opening and event.error is None:
+            self._parks = result.get("parks", False)
+            self.turns.steps.restore(result.get("committed_step", 0))
         self._answer(Answer(self.session, command, event.error, result))
         if self.state is SessionState.CLOSING:
             self._finish_closing()
+        elif parking and event.error is None:
+            self._refuse_waiting(SessionStateLost("the session was parked"), now_ms)
+            self._free()
         elif opening and event.error is not None:
             self.state = SessionState.CLOSED
             self._refuse_waiting(SessionStateLost("the session could not be opened"), now_ms)
@@ -281,6 +357,7 @@ class SessionControl:
                     break
                 self.unsaid = True
                 self.totals.progress += 1
+                self.progress_ms = now_ms
                 self.act(ApplyInput(self.session, following.sequence, following.payload))
                 self.gap_since_ms = None
                 continue
@@ -299,7 +376,7 @@ class SessionControl:
         elif self.gap_since_ms is None:
             self.gap_since_ms = now_ms
 
-    def _must_wait(self, command: Open | Configure | Signal | Run | Feed) -> bool:
+    def _must_wait(self, command: Open | Configure | Signal | Run | Feed | Park) -> bool:
         """Whether a step runs whose state the command would change, or move on."""
         if self.turns.steps.running is None:
             return False
@@ -336,10 +413,15 @@ class SessionControl:
         match waiting.command:
             case Open() as opened:
                 self._busy = opened.command
-                self._tenant = opened.tenant
-                if self._reserved(opened.settings, now_ms):
-                    settings, output = opened.settings, opened.output
-                    self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
+                self._opening = opened
+                self.priority = opened.priority
+                self.open_if_room(now_ms)
+            case Park() as park if (error := self._unparkable()) is not None:
+                self._refuse(park, error, now_ms)
+            case Park(command=command, expires_at_s=expires_at_s):
+                self._busy = command
+                self.parking = self._stored = True
+                self.act(ParkSession(self.session, self.turns.steps.committed, expires_at_s))
             case Configure() | Signal() as control if (
                 error := self._unusable(control)
             ) is not None:
@@ -362,13 +444,25 @@ class SessionControl:
 
     def _reserved(self, settings: dict[str, Any], now_ms: float) -> bool:
         """Reserve what the engine declares for `settings`; else the command is answered."""
+        assert self._opening is not None
         self._reserving = True
         try:
-            self.ledger.reserve(self.session, self._tenant, self.declare(settings))
+            self.ledger.reserve(self.session, self._opening.tenant, self.declare(settings))
         except AntiphonError as error:
-            self.operation_done(OperationDone(self.session, error.info()), now_ms)
+            if self.state is SessionState.OPENING and isinstance(error, OutOfBytes):
+                self._no_room = error
+            else:
+                self.operation_done(OperationDone(self.session, error.info()), now_ms)
             return False
         return True
+
+    def _unparkable(self) -> AntiphonError | None:
+        """Why the state cannot be parked now."""
+        if not self._parks:
+            return InvalidRequest("this engine parks no sessions", code="unsupported")
+        if self.turns or self.turns.kept_bytes:
+            return InvalidRequest("a turn runs, or its output is still kept", code="session_busy")
+        return self.turns.steps.unusable()
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""
@@ -407,7 +501,7 @@ class SessionControl:
 
     def _refuse(
         self,
-        command: Open | Configure | Signal | Run | Feed,
+        command: Open | Configure | Signal | Run | Feed | Park,
         error: AntiphonError,
         now_ms: float,
     ) -> None:
@@ -444,13 +538,19 @@ class SessionControl:
     def _finish_closing(self) -> None:
         if self.state is not SessionState.CLOSING or self.turns or self._busy is not None:
             return
-        self.state = SessionState.CLOSED
-        self.turns.clear()
-        self.act(FreeSession(self.session))
+        self._free()
+        if self._stored:
+            self.act(ForgetParked(self.session))
         for command in self._closers:
             self.report(self.owner, Answer(self.session, command))
 
+    def _free(self) -> None:
+        self.state = SessionState.CLOSED
+        self.turns.clear()
+        self.act(FreeSession(self.session))
+
     def _turn_over(self, now_ms: float) -> None:
+        self.progress_ms = now_ms
         self._pump(now_ms)
         self._finish_closing()
 

@@ -32,6 +32,10 @@ class StepOrder:
         """The step that ran is committed."""
         self.committed += 1
 
+    def restore(self, step: int) -> None:
+        """The state is the one after `step`."""
+        self.committed = step
+
     def reset(self) -> None:
         """The state has begun anew."""
         self.committed = 0

@@ -132,6 +132,11 @@ class TurnControl:
     def __bool__(self) -> bool:
         return bool(self._turns)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Output of the session that has not been acknowledged."""
+        return self._retention.bytes
+
     def runs(self, turn: int) -> bool:
         """Whether this turn is running."""
         return turn in self._turns

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
+from protocol.device_bytes import HOST
+from protocol.errors import AntiphonError, CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.messages import (
     Acknowledge,
     Answer,
@@ -21,6 +22,7 @@ from protocol.messages import (
     Fence,
     Open,
     Output,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Replay,
@@ -34,7 +36,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import text_payload
-from sessions.ledger import Ledger
+from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -49,6 +51,7 @@ from workers.control_events import (
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
@@ -60,6 +63,7 @@ from workers.control_events import (
     OperationDone,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     SendOutput,
     SendReport,
     Settle,
@@ -86,7 +90,8 @@ class Bench:
     limits: ControlLimits = field(default_factory=ControlLimits)
     ledger: Ledger = field(default_factory=Ledger)
     declare: Declare = lambda settings: {}
-    refusals: dict[str, InvalidRequest] = field(default_factory=dict)
+    parks: bool = False
+    refusals: dict[str, AntiphonError] = field(default_factory=dict)
     now_ms: float = 0.0
     actions: list[Action] = field(default_factory=list)
     reports: list[tuple[str, Report]] = field(default_factory=list)
@@ -117,12 +122,16 @@ class Bench:
             self.actions.append(action)
             if isinstance(action, OpenSession | ConfigureSession | SignalSession):
                 name = action.name if isinstance(action, SignalSession) else "open"
-                refusal = self.refusals.get(name)
-                done = OperationDone(
-                    action.session, refusal.info() if refusal else None, {"done": name}
-                )
-                mine += self.tell(done)
+                mine += self._done(action.session, name, {"done": name})
+            elif isinstance(action, ParkSession):
+                mine += self._done(action.session, "park", {"parked": 1})
         return mine
+
+    def _done(self, session: str, name: str, result: dict[str, Any]) -> list[Action]:
+        refusal = self.refusals.get(name)
+        if name == "open" and self.parks:
+            result["parks"] = True
+        return self.tell(OperationDone(session, refusal.info() if refusal else None, result))
 
     def command(self, command: Command, gateway: str = "g1") -> list[Action]:
         """A command arrives over the link."""
@@ -678,6 +687,8 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
     st.builds(RaiseFloor, fences, lanes, turns),
     st.builds(Stop, fences, turns),
+    st.builds(Park, fences, ids, st.just(0)),
+    st.builds(Open, fences, ids, restore=st.just(True), priority=st.none() | st.integers(0, 1)),
     st.builds(Close, fences, ids, st.just("client")),
 )
 steps: st.SearchStrategy[Any] = st.one_of(
@@ -696,7 +707,13 @@ class Watch:
     """Checks what must hold of every sequence of events."""
 
     def __init__(self) -> None:
-        self.bench = Bench(ControlLimits(waiting_commands=3, held_inputs=3, turns_per_session=2))
+        self.bench = Bench(
+            ControlLimits(waiting_commands=3, held_inputs=3, turns_per_session=2),
+            # For one session: the others make room for it, or it is refused.
+            ledger=Ledger({HOST: Budget(10)}),
+            declare=lambda settings: {HOST: 9},
+            parks=True,
+        )
         self.accepted: dict[str, tuple[int, str]] = {}
         self.running: set[tuple[str, int]] = set()
         self.engine: set[str] = set()
@@ -750,9 +767,12 @@ class Watch:
                     self.inputs[action.session] = action.sequence
                 case FeedTurn():
                     self.passed_on += 1
-            if not isinstance(action, FreeSession | AbandonTurn):
+            if not isinstance(action, FreeSession | AbandonTurn | ForgetParked):
                 assert getattr(action, "session", None) in self.engine
-        assert self.bench.control.sessions == len(self.engine)
+        held = self.bench.ledger.devices()[HOST]
+        assert held.reserved <= 10
+        assert held.sessions == 9 * len(self.engine)
+        assert self.bench.control.sessions in (len(self.engine), len(self.engine) + 1)
 
     def finish(self) -> None:
         """Stop: everything ends within the stated times, and nothing is left."""
@@ -785,7 +805,7 @@ def test_every_run_ends_exactly_once(plan: list[Any]) -> None:
     watch.inputs["s"] = 0
     sent: set[int] = set()
     for step in plan:
-        if isinstance(step, Open | Close | GatewayUp | GatewayDown):
+        if isinstance(step, Open | Park | Close | GatewayUp | GatewayDown):
             continue
         if hasattr(step, "fence"):
             step = type(step)(fence, *[getattr(step, f) for f in step.__struct_fields__[1:]])

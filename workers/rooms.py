@@ -1,0 +1,91 @@
+"""Whom a worker asks to make room, and who waits for it.
+
+Opens that find no room wait in their order. For the first of them the sessions that have
+gone without progress the longest are asked, through their owners, to be parked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from sessions.ledger import Ledger
+from workers.session_control import SessionControl
+
+
+class Rooms:
+    """The opens that wait for bytes. `ask(session)` tells its owner that room is wanted."""
+
+    def __init__(
+        self, ledger: Ledger, room_ms: float, ask: Callable[[SessionControl], None]
+    ) -> None:
+        self._ledger = ledger
+        self._room_ms = room_ms
+        self._ask = ask
+        self._waiting: dict[str, tuple[SessionControl, float]] = {}
+        self._asked: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """When the first of those that wait is refused."""
+        return min((until_ms for _, until_ms in self._waiting.values()), default=None)
+
+    def wait(self, session: SessionControl, now_ms: float) -> None:
+        """`session` cannot be opened now; it waits behind those that do already."""
+        if session.session not in self._waiting:
+            self._waiting[session.session] = (session, now_ms + self._room_ms)
+
+    def forget(self, session: str) -> None:
+        """It waits no more, and makes no room any more."""
+        self._waiting.pop(session, None)
+        self._asked.discard(session)
+
+    def declined(self, session: str) -> None:
+        """It has work again: another is to make the room that it was asked for."""
+        self._asked.discard(session)
+
+    def serve(self, sessions: Iterable[SessionControl], now_ms: float) -> list[SessionControl]:
+        """Open what there is room for now, in order, and have room made for the next.
+
+        Those that were opened, or refused because nobody can make room for them.
+        """
+        served = []
+        while self._waiting:
+            name, (session, until_ms) = next(iter(self._waiting.items()))
+            if not session.open_if_room(now_ms):
+                assert session.shortage is not None
+                if now_ms < until_ms and self._have_room_made(session.shortage, sessions):
+                    break
+                session.refuse_room(now_ms)
+            self._waiting.pop(name, None)
+            served.append(session)
+        return served
+
+    def _have_room_made(
+        self, shortage: Mapping[str, int], sessions: Iterable[SessionControl]
+    ) -> bool:
+        """Ask as many as it takes, the least recently used first; False when all are too few."""
+        lacking = Counter(shortage)
+        chosen = []
+        # First who makes room already, then who was asked to and has not answered yet.
+        candidates = [s for s in sessions if s.evictable or s.parking]
+        candidates.sort(
+            key=lambda s: (not s.parking, s.session not in self._asked, s.priority, s.progress_ms)
+        )
+        for candidate in candidates:
+            if not +lacking:
+                break
+            held = self._ledger.of(candidate.session)
+            if any(lacking[device] > 0 for device in held):
+                lacking.subtract(held)
+                chosen.append(candidate)
+        if +lacking:
+            return False
+        for candidate in chosen:
+            if not candidate.parking and candidate.session not in self._asked:
+                self._asked.add(candidate.session)
+                self._ask(candidate)
+        return True
