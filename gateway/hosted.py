@@ -260,6 +260,8 @@ class HostedSessions:
         self._released(hosted, CloseReason.ERROR)
 
     def _bind(self, hosted: Hosted, stage: str, events: deque[Event], now_ms: float) -> None:
+        # The session may have found out by itself that its worker has lost it.
+        hosted.wires.give_up(stage)
         try:
             replica = self._placement.pick(stage, now_ms)
         except CapacityExceeded as error:

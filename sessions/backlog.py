@@ -58,9 +58,11 @@ class Backlog:
         """A command that will be answered was sent."""
         self._commands.add(command)
 
-    def answered(self, command: str) -> None:
-        """The worker has answered it."""
+    def answered(self, command: str) -> bool:
+        """The worker has answered it; whether it was under way."""
+        known = command in self._commands
         self._commands.discard(command)
+        return known
 
     def turn(self, turn: int, size: int) -> None:
         """A turn was started with `size` bytes of payloads."""

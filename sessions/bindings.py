@@ -114,15 +114,21 @@ class Binding:
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
-    def reported(self, report: Report) -> None:
-        """Take account of what the worker has worked off."""
+    def reported(self, report: Report) -> bool:
+        """Take account of what the worker has worked off.
+
+        False for what it says of an earlier binding, which may have been to the same worker.
+        """
         match report:
             case ReceivedThrough():
+                if not self.ready:
+                    return False
                 self._backlog.received_through(report.sequence)
             case Answer():
-                self._backlog.answered(report.command)
+                return self.awaits(report) or self._backlog.answered(report.command)
             case TurnEnded():
                 self._backlog.ended(report.turn)
+        return True
 
     def refused_settings(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Configure`; the error, when it kept its old settings."""

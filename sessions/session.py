@@ -374,19 +374,17 @@ class Session:
 
     def _reported(self, event: Reported) -> None:
         binding = self._bindings[event.stage]
-        binding.reported(event.report)
+        if not binding.reported(event.report):
+            return
         live = self._lifecycle.live
         if not isinstance(event.report, Answer):
             if live and binding.ready:
                 self._machine.report(event.stage, event.report, self._now_ms)
             return
-        if (refused := binding.refused_settings(event.report)) is not None:
-            if live and not self._machine.settings_refused(event.stage, refused, self._now_ms):
-                self._close(CloseReason.ENGINE_LOST, refused)
-            return
+        refused = binding.refused_settings(event.report)
         if not binding.awaits(event.report):
             if live and binding.ready:
-                self._machine.report(event.stage, event.report, self._now_ms)
+                self._command_answered(event.stage, event.report, refused)
             return
         was_opening = binding.state is BindingState.OPENING
         error = binding.answered(event.report)
@@ -406,6 +404,17 @@ class Session:
             self._attachments.emit(Restored(event.stage))
         elif not live:
             self._release_if_free()
+
+    def _command_answered(self, stage: str, answer: Answer, refused: ErrorInfo | None) -> None:
+        """A worker answered a signal, or a change of settings, which it may have `refused`."""
+        if answer.error is not None and answer.error.code == SessionStateLost.code:
+            # It does not have the session any more, and nobody has said so before.
+            self._machine.report(stage, answer, self._now_ms)
+            self._stage_lost(stage)
+        elif refused is None:
+            self._machine.report(stage, answer, self._now_ms)
+        elif not self._machine.settings_refused(stage, refused, self._now_ms):
+            self._close(CloseReason.ENGINE_LOST, refused)
 
     # Closing
 

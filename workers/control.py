@@ -40,6 +40,7 @@ from protocol.messages import (
 from sessions.deadlines import Deadlines
 from workers.control_events import (
     Action,
+    Announce,
     AttachArena,
     CommandReceived,
     ControlLimits,
@@ -146,12 +147,15 @@ class Control:
                 self._link_crowded(event.gateway, event.crowded)
             case EngineReady():
                 self._ready = True
+                self._actions.append(Announce())
             case Settle():
                 pass
             case Tick():
                 self._tick(now_ms)
             case ShuttingDown():
                 self._stopping = True
+                # Before anybody is told that a session is lost here, and looks for a place.
+                self._actions.append(Announce())
                 for session in list(self._sessions.values()):
                     session.close(None, now_ms)
                     self._note(session, now_ms)

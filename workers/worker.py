@@ -47,6 +47,7 @@ from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     AttachArena,
     CancelTurn,
@@ -192,14 +193,12 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._tell(EngineReady())
-        self._endpoint.announce()
         _log.info("ready")
         on_ready()
 
     async def _wind_down(self) -> None:
         _log.info("stopping", sessions=self._control.sessions)
         self._tell(ShuttingDown())
-        self._endpoint.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()
@@ -311,6 +310,8 @@ class Worker:
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
                 self._free(action.session)
+            case Announce():
+                self._endpoint.announce()
             case AttachArena():
                 self._transfers.read_from(action.path)
             case DiscardPayload():

@@ -38,6 +38,7 @@ from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     CancelTurn,
     CommandReceived,
@@ -619,6 +620,15 @@ def test_a_worker_that_is_ending_is_not_ready() -> None:
     assert not bench.control.ready
 
 
+def test_a_worker_says_that_it_is_ending_before_it_refuses_anything() -> None:
+    bench = Bench().open()
+    bench.command(Configure(FENCE, "c1", after_input=1))
+    first, refused, *_ = bench.control.handle(ShuttingDown(), bench.now_ms)
+    assert isinstance(first, Announce)
+    assert isinstance(refused, SendReport)
+    assert code(refused.report) == "session_state_lost"
+
+
 def test_shutting_down_frees_everything() -> None:
     bench = Bench().open().open(Fence("t", 1, "g1"))
     actions = bench.tell(ShuttingDown())
@@ -746,7 +756,7 @@ class Watch:
                     self.inputs[action.session] = action.sequence
                 case FeedTurn():
                     self.passed_on += 1
-            if not isinstance(action, FreeSession | AbandonTurn):
+            if not isinstance(action, FreeSession | AbandonTurn | Announce):
                 assert getattr(action, "session", None) in self.engine
         assert self.bench.control.sessions == len(self.engine)
 
