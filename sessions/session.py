@@ -323,6 +323,8 @@ class Session:
 
     def _digest_written(self, outcome: Outcome) -> None:
         """The directory knows the secret of who arrives, or another owner of the session."""
+        if not self._lifecycle.live:
+            return
         if outcome is Outcome.OK:
             self._attachments.digest_written()
         else:

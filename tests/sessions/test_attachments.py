@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol.errors import ErrorInfo
 from sessions.actions import (
@@ -46,6 +48,7 @@ from sessions.duplex.events import (
 )
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Limits
+from sessions.resume_secret import digest
 from tests.sessions.harness import Harness, voice_pipeline
 
 
@@ -357,6 +360,90 @@ def test_who_leaves_before_it_got_control_leaves_the_session_as_it_was() -> None
     harness.feed(Detached("client"))
     # It has spoken after the new secret was made, which nobody has: its own is still good.
     attached(come(harness, "back", secret="s1", new="s3"))
+
+
+def test_who_leaves_before_it_got_control_retires_nobodys_secret() -> None:
+    harness = resumable()
+    harness.feed(Detached("client"))
+    attached(come(harness, "first", secret="s1", new="s2"))
+    harness.answer_directory = False
+    # Two come with one secret: this one is gone again before the directory has answered.
+    come(harness, "second", secret="s1", new="s3")
+    harness.feed(Detached("second"))
+    harness.answer()
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    assert record.secret_digest == digest("s2")
+    harness.feed(Detached("first"))
+    come(harness, "first again", secret="s2", new="s4")
+    harness.answer()
+    assert attached(harness.told["first again"]).secret == "s4"
+
+
+def test_of_those_who_come_at_once_the_directory_is_told_one_after_the_other() -> None:
+    harness = resumable()
+    harness.answer_directory = False
+    for number in range(MAX_ARRIVING):
+        come(harness, f"a{number}", secret="s1", new=f"n{number}")
+        assert len(harness.asked) == 1
+    harness.feed(Detached("a0"))
+    harness.feed(Detached("a2"))
+    harness.answer()
+    got = [name for name in harness.told if name in ("a0", "a1", "a2", "a3")]
+    assert got == ["a1", "a3"]
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    # Two were let in, and for one who had left nothing else had to be undone.
+    assert (record.secret_digest, record.revision) == (digest("n3"), 4)
+
+
+names = st.integers(0, 5)
+plans = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), names, st.none() | names),
+        st.tuples(st.sampled_from(["leave", "speak"]), names, st.none()),
+        st.tuples(st.just("answer"), st.none(), st.none()),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(plans)
+def test_the_secret_that_was_given_last_opens_the_session(
+    plan: list[tuple[str, int | None, int | None]],
+) -> None:
+    harness = resumable()
+    harness.answer_directory = False
+    given_out = ["s1"]
+    for number, (what, who, which) in enumerate([*plan, ("answer", None, None)]):
+        name = f"client {who}"
+        match what:
+            case "come":
+                # With the latest that was given, or an earlier one, or none.
+                secret = None if which is None else given_out[max(0, len(given_out) - 1 - which)]
+                harness.feed(Detached(name))
+                come(harness, name, secret=secret, new=f"new {number}")
+            case "leave":
+                harness.feed(Detached(name))
+            case "speak":
+                say(harness, name)
+            case "answer":
+                harness.answer()
+        for told in harness.told.values():
+            given_out += [
+                output.secret
+                for _, output in told
+                if isinstance(output, Attached) and output.secret is not None
+            ]
+        harness.told.clear()
+    last = given_out[-1]
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    assert record.secret_digest == digest(last)
+    come(harness, "last", secret=last, new="newest")
+    harness.answer()
+    assert attached(harness.told["last"]).secret == "newest"
 
 
 def test_who_waits_while_the_session_ends_is_refused() -> None:
