@@ -272,7 +272,11 @@ class DuplexMachine:
         if again and not binding.configuring:
             return False
         context.settings = msgspec.structs.replace(context.settings, audio=audio)
-        field = f"audio.input.transcription.{error.field}" if error.field == "language" else None
+        field = (
+            f"settings.audio.input.transcription.{error.field}"
+            if error.field == "language"
+            else None
+        )
         context.emit(Refused(msgspec.structs.replace(error, field=field), None))
         if not again:
             binding.configure()

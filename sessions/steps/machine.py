@@ -205,7 +205,7 @@ class StepMachine:
             self._orchestrator.stop(flight.turn, self._roles.state)
 
     def _reset(self, verb: Reset) -> None:
-        check_parameters(verb.parameters, "parameters")
+        check_parameters(verb.parameters, "reset.parameters")
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         self._resetting = _Resetting(verb)

@@ -111,7 +111,7 @@ def test_a_bad_setting_is_refused_by_its_path(patch: dict[str, Any], field: str)
     before = harness.session.freeze()
     harness.say(PatchSettings(patch, ref="evt_1"))
     refused = harness.one(Refused)
-    assert (refused.error.field, refused.ref) == (field, "evt_1")
+    assert (refused.error.field, refused.ref) == (f"settings.{field}", "evt_1")
     assert not harness.all(SettingsUpdated)
     # Only the output number and nothing of the settings has moved.
     assert harness.session.freeze()[2:] == before[2:]
@@ -317,7 +317,7 @@ def test_a_setting_that_the_stage_refuses_is_taken_back_and_told() -> None:
     (configure,) = harness.sent(Configure, "listen")
     error = InvalidRequest("no such language", field="language").info()
     harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
-    assert harness.one(Refused).error.field == "audio.input.transcription.language"
+    assert harness.one(Refused).error.field == "settings.audio.input.transcription.language"
     assert harness.all(SettingsUpdated)[-1].settings.audio.input.transcription is None
     assert harness.sent(Configure, "listen")[-1].settings["language"] is None
 
@@ -459,6 +459,7 @@ def test_an_item_has_one_unheard_part_at_most() -> None:
         (CreateResponse(input=[user("one", "x" * 65_537)]), "response.input"),
         (CreateResponse(input=[user(f"i{n}") for n in range(513)]), "response.input"),
         (CreateResponse(input=["nobody"] * 513), "response.input"),
+        (CreateResponse(input=[user("one"), "nobody"]), "response.input[1]"),
         (
             CreateResponse(
                 input=[

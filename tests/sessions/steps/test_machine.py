@@ -189,8 +189,12 @@ def test_inputs_and_parameters_that_are_too_long_are_refused_by_name(
     monkeypatch.setattr(passed_on, "MAX_INPUT_BYTES", 7)
     harness = StepHarness()
     harness.say(Step(1, [MOVE, MOVE]))
-    harness.say(Step(1, [MOVE], {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}))
-    failed = harness.take()
+    long = {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}
+    harness.say(Step(1, [MOVE], long))
+    harness.say(Reset(long))
+    *failed, refused = harness.take()
+    assert isinstance(refused, Refused)
+    assert refused.error.field == "reset.parameters"
     assert [(f.error.code, f.error.field) for f in failed if isinstance(f, StepFailed)] == [
         ("payload_too_large", "inputs"),
         ("invalid_value", "parameters"),
