@@ -123,6 +123,15 @@ class ClientSaid:
 
 
 @dataclass(frozen=True)
+class ClientMisspoke:
+    """What the client at `attachment` said with this command id was no verb, for `error`."""
+
+    attachment: str
+    command: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
 class ClientHas:
     """The client at `attachment` has all outputs up to number `through`."""
 
@@ -167,6 +176,7 @@ Event = (
     | AttachRequested
     | Detached
     | ClientSaid
+    | ClientMisspoke
     | ClientHas
     | ClientBlocked
     | CloseRequested

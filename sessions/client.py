@@ -59,7 +59,8 @@ class Refused:
 class Answered:
     """The one answer to a command with an id: carried out, or refused with `error`.
 
-    `result` is what the session's kind has to say with it, such as `committed_step`.
+    `result` is what the session's kind has to say with it, such as `committed_step`, and the
+    id of what was made by it.
     """
 
     command: str

@@ -27,6 +27,7 @@ from sessions.actions import (
     AttachRequested,
     ClientBlocked,
     ClientHas,
+    ClientMisspoke,
     ClientSaid,
     CloseRequested,
     Detached,
@@ -213,6 +214,8 @@ class Session:
                     self._machine.produced(event, now_ms)
             case ClientSaid():
                 self._client_said(event)
+            case ClientMisspoke():
+                self._client_misspoke(event)
             case ClientHas():
                 self._attachments.has(event.attachment, event.through)
             case ClientBlocked():
@@ -298,6 +301,7 @@ class Session:
             return
         attachments = self._attachments
         error: ErrorInfo | None = None
+        result: dict[str, Any] = {}
         if event.attachment is not None and not attachments.speaks(event.attachment):
             if attachments.observes(event.attachment):
                 error = InvalidRequest("an observer only looks on", code="not_controller").info()
@@ -306,13 +310,21 @@ class Session:
         if event.command is not None and self._commands.repeated(event.command):
             return
         try:
-            self._machine.client(event.verb, self._now_ms)
+            result = self._machine.client(event.verb, self._now_ms)
         except AntiphonError as refusal:
             error = refusal.info()
         if event.command is not None:
-            self._commands.answer(event.command, error, self._machine.facts())
+            self._commands.answer(event.command, error, {**self._machine.facts(), **result})
         elif error is not None:
             attachments.emit(self._machine.refusal(event.verb, error))
+
+    def _client_misspoke(self, event: ClientMisspoke) -> None:
+        if (
+            self._lifecycle.live
+            and self._attachments.speaks(event.attachment)
+            and not self._commands.repeated(event.command)
+        ):
+            self._commands.answer(event.command, event.error, self._machine.facts())
 
     def _attach(self, request: AttachRequested) -> None:
         if self._lifecycle.live:

@@ -99,8 +99,11 @@ class OneShotMachine:
 
     # Verbs
 
-    def client(self, verb: OneShotVerb, now_ms: float) -> None:
-        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: OneShotVerb, now_ms: float) -> dict[str, Any]:
+        """Take a verb up: what comes of it is told by outputs of its own.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
         self._now_ms = now_ms
         match verb:
             case Request():
@@ -109,6 +112,7 @@ class OneShotMachine:
                 self._cancel()
             case _:
                 assert_never(verb)
+        return {}
 
     def refusal(self, verb: OneShotVerb, error: ErrorInfo) -> OneShotOutput:
         """How a verb that was not carried out is answered."""

@@ -128,8 +128,11 @@ class StepMachine:
 
     # Verbs
 
-    def client(self, verb: StepVerb, now_ms: float) -> None:
-        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: StepVerb, now_ms: float) -> dict[str, Any]:
+        """Take a verb up: what comes of it is told by an output of its own.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
         self._now_ms = now_ms
         match verb:
             case Step():
@@ -141,6 +144,7 @@ class StepMachine:
             case _:
                 assert_never(verb)
         self._settle()
+        return {}
 
     def refusal(self, verb: StepVerb, error: ErrorInfo) -> StepOutput:
         """How a verb that was not carried out is answered."""

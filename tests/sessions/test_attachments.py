@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ErrorInfo
+from protocol.errors import ErrorInfo, InvalidRequest
 from sessions.actions import (
     AskDirectory,
     AttachRequested,
     ClientBlocked,
     ClientHas,
+    ClientMisspoke,
     ClientSaid,
     CloseRequested,
     Detached,
@@ -33,23 +34,34 @@ from sessions.client import (
 from sessions.commands import REMEMBERED
 from sessions.directory import Outcome, Reply, Write
 from sessions.duplex.events import (
+    AppendAudio,
     AudioDelta,
     CancelResponse,
     ClearInput,
+    ClientVerb,
+    CommitInput,
+    CreateItem,
     CreateResponse,
     DuplexSnapshot,
     InputCleared,
+    InputCommitted,
+    Item,
     ItemDone,
+    ItemStatus,
+    Part,
+    PartKind,
     PatchSettings,
+    ResponseCreated,
     ResponseDone,
     ResponseStatus,
     TextDelta,
     TruncateItem,
 )
+from sessions.duplex.events import Role as Speaker
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Limits
 from sessions.resume_secret import digest
-from tests.sessions.harness import Harness, voice_pipeline
+from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
 
 
 def resumable(**limits: int) -> Harness:
@@ -466,6 +478,50 @@ def test_who_takes_over_without_a_secret_ends_all_earlier_ones() -> None:
     harness = resumable()
     attached(come(harness, "operator", secret=None, new="s2"))
     assert refusal(come(harness, "back", secret="s1")) == "secret_reused"
+
+
+# Commands
+
+
+def test_an_id_is_answered_once_whatever_is_said_under_it() -> None:
+    harness = resumable()
+    error = InvalidRequest("unreadable", field="input.pcm").info()
+    other = InvalidRequest("unreadable", field="input").info()
+    harness.feed(ClientMisspoke("client", "c1", error))
+    harness.feed(ClientMisspoke("client", "c1", other))
+    say(harness, "client", "c1")
+    assert harness.outputs == [Answered("c1", error)] * 3
+    harness.clear()
+    say(harness, "client", "c2")
+    harness.feed(ClientMisspoke("client", "c2", error))
+    assert harness.outputs == [InputCleared(), Answered("c2"), Answered("c2")]
+
+
+def test_what_one_without_control_says_under_an_id_answers_nobodys_command() -> None:
+    harness = resumable()
+    come(harness, "watcher", role=Role.OBSERVER)
+    error = InvalidRequest("unreadable").info()
+    for name in ("watcher", "nobody"):
+        harness.feed(ClientMisspoke(name, "c1", error))
+    assert harness.outputs == []
+    say(harness, "client", "c1")
+    assert harness.one(Answered).error is None
+
+
+def test_an_answer_names_what_was_made() -> None:
+    harness = resumable()
+    item = Item("mine", Speaker.USER, ItemStatus.COMPLETED, [Part(PartKind.INPUT_TEXT, "Hello.")])
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    harness.say(AppendAudio(PCM_MS * 200))
+    harness.clear()
+    verbs: list[ClientVerb] = [CreateItem(item), CommitInput(), CreateResponse()]
+    for number, verb in enumerate(verbs):
+        harness.feed(ClientSaid(verb, "client", f"c{number}"))
+    assert [answer.result for answer in harness.all(Answered)] == [
+        {"item_id": "mine"},
+        {"item_id": harness.one(InputCommitted).item_id},
+        {"response_id": harness.one(ResponseCreated).response.id},
+    ]
 
 
 # Observers
