@@ -116,17 +116,19 @@ class HostedSessions:
     def admit(self, hosted: Hosted) -> None:
         """Host a session, which gives its place back by itself, however it ends.
 
-        Raises CapacityExceeded when its pipeline is full, and then holds nothing of it.
+        Raises CapacityExceeded when there is no place for it, and then holds nothing of it.
         """
-        self.admission.take(hosted.session.pipeline)
+        self.admission.take(hosted.session.pipeline, hosted.session.identity.tenant)
         self._hosted[hosted.id] = hosted
 
     def least_needed(self, pipeline: Pipeline, tenant: str) -> Hosted | None:
         """The session that may end to make room for one of `tenant`.
 
         Nobody is there, nothing runs, and it has been idle the longest. It is one of the
-        tenant's own, or of a tenant that would still have as many as this one then.
+        tenant's own, or of a tenant that would still have as many as this one then; that one
+        cannot help a tenant which has all that it may have.
         """
+        own_only = self.admission.tenant_full(pipeline, tenant)
         held = Counter(
             hosted.session.identity.tenant
             for hosted in self._hosted.values()
@@ -139,7 +141,7 @@ class HostedSessions:
             and hosted.session.evictable
             and (
                 (owner := hosted.session.identity.tenant) == tenant
-                or held[owner] > held[tenant] + 1
+                or (not own_only and held[owner] > held[tenant] + 1)
             )
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
@@ -281,7 +283,7 @@ class HostedSessions:
         self._placement.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
-        self.admission.give_back(hosted.session.pipeline)
+        self.admission.give_back(hosted.session.pipeline, hosted.session.identity.tenant)
         hosted.on_released(reason)
 
     def _count_state(self, hosted: Hosted) -> None:
