@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 from protocol.errors import (
     AntiphonError,
@@ -19,7 +19,7 @@ from protocol.errors import (
     InvalidRequest,
     SessionStateLost,
 )
-from protocol.messages import Answer, Fence
+from protocol.messages import Fence
 from sessions.actions import (
     Action,
     AskDirectory,
@@ -36,22 +36,14 @@ from sessions.actions import (
     HoldClient,
     OpenRequested,
     Released,
-    Reported,
-    StageBound,
-    StageCrowded,
-    StageLost,
-    StageProduced,
-    StageUnavailable,
     Tick,
 )
 from sessions.attachments import Attachments
-from sessions.bindings import Binding, BindingState
+from sessions.bindings import Binding
 from sessions.client import (
     Attached,
     LetGo,
     Refused,
-    Restored,
-    Restoring,
     SessionCreated,
     SessionEnded,
     SettingsUpdated,
@@ -63,6 +55,7 @@ from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
 from sessions.machine import Machine
 from sessions.pipeline import Limits, Pipeline
 from sessions.record import SessionRecord
+from sessions.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -125,25 +118,28 @@ class Session:
             gained=self._gained,
         )
         self._commands = Commands(self._attachments.emit)
-        self._bindings: dict[str, Binding] = {}
+        bindings: dict[str, Binding] = {}
         self._machine: Machine = MACHINES[pipeline.kind](
             replace(pipeline, limits=self.limits),
-            self._bindings,
+            bindings,
             emit=self._attachments.emit,
             measured=self._actions_append,
             progress=self._progress,
             settings_changed=self._settings_changed,
             new_id=new_id,
         )
-        for stage in pipeline.stages:
-            self._bindings[stage] = Binding(
-                stage,
-                lambda: self.fence,
-                self._settings_of(stage),
-                self._actions_append,
-                pipeline.output_edge(stage),
-                stage_ready=lambda of: self._bindings[of].ready,
-            )
+        self._stages = Stages(
+            pipeline,
+            lambda: self.fence,
+            self._lifecycle,
+            bindings,
+            self._machine,
+            act=self._actions_append,
+            emit=self._attachments.emit,
+            opened=self._opened,
+            close=self._close,
+            freed=self._release_if_free,
+        )
 
     @property
     def state(self) -> State:
@@ -185,7 +181,7 @@ class Session:
 
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
-        return {stage: binding.worker for stage, binding in self._bindings.items()}
+        return self._stages.workers()
 
     def prepare(self, patch: dict[str, Any]) -> None:
         """Take settings given with the open. Raises InvalidRequest."""
@@ -199,19 +195,6 @@ class Session:
                 self._record.create()
             case DirectoryAnswered():
                 self._directory_answered(event.reply)
-            case StageBound():
-                self._stage_bound(event)
-            case StageUnavailable():
-                self._stage_unavailable(event)
-            case StageCrowded():
-                self._bindings[event.stage].link_crowded(event.crowded)
-            case StageLost():
-                self._stage_lost(event.stage)
-            case Reported():
-                self._reported(event)
-            case StageProduced():
-                if self._lifecycle.live and self._bindings[event.stage].ready:
-                    self._machine.produced(event, now_ms)
             case ClientSaid():
                 self._client_said(event)
             case ClientMisspoke():
@@ -231,12 +214,12 @@ class Session:
             case Tick():
                 self._tick()
             case _:
-                assert_never(event)
+                self._stages.handle(event, now_ms)
         if self.state is State.DETACHED and self._attachments.full:
             self._machine.give_up("stalled", now_ms)
         if self._lifecycle.live and self._machine.finished:
             self._close(CloseReason.COMPLETED, None)
-        hold = self._lifecycle.live and any(b.full for b in self._bindings.values())
+        hold = self._lifecycle.live and self._stages.full
         if hold != self._held:
             self._held = hold
             self._actions.append(HoldClient(hold))
@@ -263,20 +246,14 @@ class Session:
             self._digest_written(outcome)
         elif isinstance(call, Create) and self.state is State.OPENING:
             if outcome is Outcome.OK:
-                self._bind_next()
+                self._stages.open()
             else:
                 error = AntiphonError(f"the directory answered {outcome} to the open").info()
                 self._close(CloseReason.ERROR, error)
         self._release_if_free()
 
-    def _bind_next(self) -> None:
-        """Bind the stages one after the other, in the order of the pipeline."""
-        for binding in self._bindings.values():
-            if binding.state is BindingState.UNBOUND:
-                binding.bind()
-                return
-            if not binding.ready:
-                return
+    def _opened(self) -> None:
+        """Every stage holds the session."""
         self._lifecycle.move(Trigger.OPENED, self._now_ms)
         self._announced = True
         identity = self.identity
@@ -360,76 +337,6 @@ class Session:
             else:
                 self._close(CloseReason.CLIENT, None)
 
-    # Stages
-
-    def _stage_bound(self, event: StageBound) -> None:
-        binding = self._bindings[event.stage]
-        if binding.state is BindingState.BINDING and self.state is not State.CLOSING:
-            binding.bound(event.worker, event.crowded)
-
-    def _stage_unavailable(self, event: StageUnavailable) -> None:
-        if self.state is State.OPENING:
-            self._close(CloseReason.ADMISSION, event.error)
-
-    def _stage_lost(self, stage: str) -> None:
-        binding = self._bindings[stage]
-        if binding.state in (BindingState.UNBOUND, BindingState.BINDING):
-            return
-        unapplied_bytes = binding.lost()
-        if self.state is State.OPENING:
-            error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
-            self._close(CloseReason.ENGINE_LOST, error)
-        elif self._lifecycle.live:
-            self._attachments.emit(Restoring(stage))
-            self._machine.stage_lost(stage, unapplied_bytes, self._now_ms)
-            binding.bind()
-        else:
-            self._release_if_free()
-
-    def _reported(self, event: Reported) -> None:
-        binding = self._bindings[event.stage]
-        if not binding.reported(event.report):
-            return
-        live = self._lifecycle.live
-        if not isinstance(event.report, Answer):
-            if live and binding.ready:
-                self._machine.report(event.stage, event.report, self._now_ms)
-            return
-        refused = binding.refused_settings(event.report)
-        if not binding.awaits(event.report):
-            if live and binding.ready:
-                self._command_answered(event.stage, event.report, refused)
-            return
-        was_opening = binding.state is BindingState.OPENING
-        error = binding.answered(event.report)
-        if self.state is State.OPENING:
-            if error is not None:
-                self._close(CloseReason.ADMISSION, error)
-            else:
-                self._bind_next()
-        elif live and error is not None:
-            # The new worker will not have the session: there is nothing to go on with.
-            self._machine.stage_refused(event.stage, error, self._now_ms)
-            self._close(CloseReason.ENGINE_LOST, error)
-        elif live and was_opening and binding.ready:
-            for other in self._bindings.values():
-                other.send_waiting()
-            self._machine.stage_ready(event.stage, self._now_ms)
-            self._attachments.emit(Restored(event.stage))
-        elif not live:
-            self._release_if_free()
-
-    def _command_answered(self, stage: str, answer: Answer, refused: ErrorInfo | None) -> None:
-        """A worker answered a signal, or a change of settings, which it may have `refused`."""
-        if answer.error is not None and answer.error.code == SessionStateLost.code:
-            # It does not have the session any more, and nobody has said so before.
-            self._machine.report(stage, answer, self._now_ms)
-            self._stage_lost(stage)
-        elif refused is None:
-            self._machine.report(stage, answer, self._now_ms)
-        elif not self._machine.settings_refused(stage, refused, self._now_ms):
-            self._close(CloseReason.ENGINE_LOST, refused)
-
     # Closing
 
     def _tick(self) -> None:
@@ -472,16 +379,13 @@ class Session:
         if self._announced:
             self._attachments.emit(SessionEnded(reason.value, error))
         self._attachments.end()
-        for binding in reversed(self._bindings.values()):
-            binding.close(reason.value)
+        self._stages.close(reason)
         self._release_if_free()
 
     def _give_up_waiting(self) -> None:
         """A worker did not answer the close, or the directory did not: what they hold of the
         session ends there by their own clocks."""
-        for binding in self._bindings.values():
-            if not binding.freed:
-                binding.lost()
+        self._stages.give_up()
         if not self._record.busy:
             self._record.remove()
         if self._record.busy:
@@ -491,7 +395,7 @@ class Session:
     def _release_if_free(self) -> None:
         if self.state is not State.CLOSING:
             return
-        if not all(binding.freed for binding in self._bindings.values()):
+        if not self._stages.freed:
             return
         if self._record.held:
             self._record.remove()
@@ -531,9 +435,6 @@ class Session:
             )
         )
 
-    def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
-        return lambda: self._machine.stage_settings(stage)
-
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
         return (
@@ -542,6 +443,6 @@ class Session:
             self._commands.freeze(),
             self._record.freeze(),
             self._held,
-            tuple(binding.freeze() for binding in self._bindings.values()),
+            self._stages.freeze(),
             self._machine.freeze(),
         )
