@@ -14,7 +14,6 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -41,8 +40,6 @@ from protocol.messages import (
     TurnEnded,
     Update,
 )
-from protocol.payloads import Payload
-from protocol.schema import check_payload, schema_of
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -56,7 +53,6 @@ from workers.control_events import (
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
-    Emitted,
     EngineReady,
     Event,
     FeedTurn,
@@ -64,7 +60,6 @@ from workers.control_events import (
     GatewayDown,
     GatewayUp,
     InputFailed,
-    InputTaken,
     LinkCrowded,
     Noticed,
     OpenSession,
@@ -80,25 +75,16 @@ from workers.control_events import (
     StartTurn,
     Tick,
     TurnCommitted,
-    TurnFinished,
-    TurnOutcome,
     VoidTurn,
 )
-from workers.engine import Engine, EngineSession, Turn, TurnResult
+from workers.engine import Engine, EngineSession
+from workers.running_turns import RunningTurns
 from workers.spec import WorkerSpec
 from workers.transfers import Transfers
-from workers.turns import TurnInputs
 
 _log = structlog.get_logger(__name__)
 
 _STOP_S = 3.0
-
-
-@dataclass
-class _RunningTurn:
-    task: asyncio.Task[TurnResult | ErrorInfo]
-    inputs: TurnInputs
-    room: asyncio.Event
 
 
 class Worker:
@@ -121,7 +107,6 @@ class Worker:
             limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0)
         )
         self._sessions: dict[str, EngineSession] = {}
-        self._turns: dict[tuple[str, int], _RunningTurn] = {}
         self._events: deque[Event] = deque()
         self._telling = False
         self._settle_due = False
@@ -164,7 +149,10 @@ class Worker:
         loading = asyncio.create_task(self._load(on_ready))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with asyncio.TaskGroup() as tasks:
+                self._turns = RunningTurns(
+                    self._engine, self._transfers, tasks, tell=self._tell, explain=self._explain
+                )
                 await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not loading.done() or loading.exception() is None:
                     await stopping
@@ -202,8 +190,7 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()
-        for running in self._turns.values():
-            running.task.cancel()
+        self._turns.cancel_all()
 
     # Between the control side and the rest
 
@@ -281,26 +268,24 @@ class Worker:
             case SendOutput():
                 self._transfers.put(action)
             case PaceTurn():
-                self._pace(action)
+                self._turns.pace(action)
             case ApplyInput():
                 self._apply(action)
             case FeedTurn():
-                self._feed(action)
+                self._turns.feed(action)
             case StartTurn():
-                self._start(action)
+                self._turns.start(action, self._sessions[action.session])
             case RepeatTurn():
                 self._transfers.begin(action.session, action.turn, action.readers, action.to_client)
             case CommitTurn():
                 self._commit(action)
             case CancelTurn():
                 self._transfers.void(action.session, action.turn)
-                if (running := self._turns.get((action.session, action.turn))) is not None:
-                    running.task.cancel()
+                self._turns.cancel(action.session, action.turn)
             case VoidTurn():
                 self._transfers.void(action.session, action.turn)
             case AbandonTurn():
-                if self._turns.pop((action.session, action.turn), None) is not None:
-                    _log.error("turn_abandoned", session=action.session, turn=action.turn)
+                self._turns.abandon(action.session, action.turn)
             case OpenSession():
                 self._operate(action.session, lambda: self._open(action))
             case ConfigureSession():
@@ -336,15 +321,6 @@ class Worker:
             # Nothing but output may be missing: a gateway this far behind starts afresh.
             _log.error("gateway_dropped", gateway=gateway, reason=error.message)
             self._endpoint.drop(gateway)
-
-    def _pace(self, action: PaceTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            return
-        if action.wait:
-            running.room.clear()
-        else:
-            running.room.set()
 
     # Between the control side and the engine
 
@@ -387,93 +363,6 @@ class Worker:
             session.close()
         except Exception:
             _log.exception("session_close_failed", session=name)
-
-    def _start(self, action: StartTurn) -> None:
-        key = (action.session, action.turn)
-        inputs = TurnInputs(
-            self._transfers.receive,
-            self._transfers.release,
-            self._transfers.discard,
-            lambda size: self._tell(InputTaken(*key, size)),
-        )
-        self._transfers.begin(*key, action.readers, action.to_client)
-        for descriptor in action.inputs:
-            inputs.put(descriptor, counted=False)
-        if action.last:
-            inputs.end()
-
-        def emit(payload: Payload) -> None:
-            if (schema := schema_of(self._engine.produces, payload.type)) is not None:
-                check_payload(payload, schema)
-            # What an engine's thread hands over after its turn has ended is not wanted.
-            if (running := self._turns.get(key)) is not None and running.inputs is inputs:
-                self._tell(Emitted(*key, payload))
-
-        room = asyncio.Event()
-        room.set()
-
-        async def wait_for_room() -> None:
-            # Of the many that wake together the first may have taken all the room again.
-            while not room.is_set() or not self._transfers.has_room(*key):
-                await room.wait()
-                await self._transfers.room(*key)
-
-        turn = Turn(
-            action.turn,
-            action.lane,
-            action.parameters,
-            inputs,
-            emit,
-            wait_for_room,
-            action.step,
-        )
-        task = self._tasks.create_task(self._run(self._sessions[action.session], action, turn))
-        self._turns[key] = _RunningTurn(task, inputs, room)
-        # Also told when the task is cancelled before its first step.
-        task.add_done_callback(lambda done: self._finished(key, inputs, done))
-
-    def _feed(self, action: FeedTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            if action.payload is not None:
-                self._transfers.discard(action.payload)
-            return
-        if action.payload is not None:
-            running.inputs.put(action.payload, counted=True)
-        if action.last:
-            running.inputs.end()
-
-    async def _run(
-        self, session: EngineSession, action: StartTurn, turn: Turn
-    ) -> TurnResult | ErrorInfo:
-        structlog.contextvars.bind_contextvars(
-            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
-        )
-        try:
-            return await session.run(turn)
-        except Exception as error:
-            return self._explain(error)
-
-    def _finished(
-        self,
-        key: tuple[str, int],
-        inputs: TurnInputs,
-        task: asyncio.Task[TurnResult | ErrorInfo],
-    ) -> None:
-        # An abandoned turn reads until here, and holds what it reads.
-        inputs.close()
-        running = self._turns.get(key)
-        if running is None or running.task is not task:
-            return
-        del self._turns[key]
-        if task.cancelled():
-            self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
-            return
-        result = task.result()
-        if isinstance(result, ErrorInfo):
-            self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
-        else:
-            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))
 
     def _commit(self, action: CommitTurn) -> None:
         """Put the turn's state in its place; nothing comes between this and the answer."""
