@@ -28,8 +28,8 @@ from sessions.duplex.events import (
 )
 from sessions.duplex.replies import Replies
 from sessions.duplex.settings import INPUT_RATE_HZ
+from sessions.flow import FlowEnded, Produced
 from sessions.lanes import INPUT_LANE
-from sessions.orchestrator import FlowEnded, Produced
 
 MAX_HEARINGS = 8
 """Items whose transcripts may be under way at once."""

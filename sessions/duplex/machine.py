@@ -30,9 +30,10 @@ from sessions.duplex.settings import (
     initial,
     patched,
 )
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, INPUT_LANE, Lanes
 from sessions.lifecycle import CloseReason
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.pipeline import DuplexRoles, Pipeline
 
 _PROGRESS = said.CreateItem | said.CommitInput | said.CreateResponse

@@ -23,8 +23,8 @@ from sessions.duplex.events import (
 from sessions.duplex.generation import Generation, Taken
 from sessions.duplex.playback import Playback
 from sessions.duplex.settings import check_instructions, check_voice
+from sessions.flow import ClauseCut, FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE
-from sessions.orchestrator import ClauseCut, FlowEnded, FlowEvent, Produced
 
 MAX_OUT_OF_BAND = 4
 """Out-of-band responses that may run at once."""

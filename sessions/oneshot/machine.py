@@ -15,6 +15,7 @@ from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.oneshot.events import (
@@ -26,7 +27,7 @@ from sessions.oneshot.events import (
     RequestDone,
     RequestFailed,
 )
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline
 

@@ -22,9 +22,10 @@ from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline, StepRoles
 from sessions.steps.answers import Answers
