@@ -42,6 +42,7 @@ from sessions.steps.events import (
     WasReset,
 )
 from sessions.steps.flight import Flight, cancelled
+from sessions.steps.refusals import misplaced, state_lost
 
 
 @dataclass
@@ -162,7 +163,7 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         if self._lost:
-            raise self._state_error()
+            raise state_lost(self._committed)
         self._check(verb)
         if self._owed:
             raise CapacityExceeded("read the answers to the steps before this one")
@@ -180,24 +181,10 @@ class StepMachine:
 
     def _check(self, verb: Step) -> None:
         """Raise InvalidRequest when this cannot be the next step."""
-        if 1 <= verb.step <= self._committed:
-            raise InvalidRequest(
-                f"step {verb.step} is committed and its answer is not kept; "
-                f"the last committed step is {self._committed}",
-                field="step",
-                code="step_committed",
-            )
         if self._flight is not None or verb.step != self._committed + 1:
-            raise InvalidRequest(
-                f"step {verb.step} does not follow the last committed step, {self._committed}",
-                field="step",
-                code="step_out_of_order",
-            )
+            raise misplaced(verb.step, self._committed)
         check_inputs(verb.inputs)
         check_parameters(verb.parameters, "parameters")
-
-    def _state_error(self) -> SessionStateLost:
-        return SessionStateLost(f"the state after step {self._committed} is lost: reset it")
 
     def _interrupt(self) -> None:
         if self._flight is None:
@@ -301,7 +288,7 @@ class StepMachine:
             flight.state_lost()
             if self._lost and flight.flow is None and flight.last_word is None:
                 # It has not come to this stage yet, and must not begin on another state.
-                flight.given_up = self._state_error().info()
+                flight.given_up = state_lost(self._committed).info()
                 self._stop(flight)
         elif newly:
             self._emit(StateLost(self._committed, None))
