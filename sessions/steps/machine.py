@@ -181,7 +181,13 @@ class StepMachine:
 
     def _check(self, verb: Step) -> None:
         """Raise InvalidRequest when this cannot be the next step."""
-        if self._flight is not None or verb.step != self._committed + 1:
+        if self._flight is not None and verb.step > self._committed:
+            raise InvalidRequest(
+                f"step {self._flight.verb.step} is in flight: its answer comes first",
+                field="step",
+                code="step_out_of_order",
+            )
+        if verb.step != self._committed + 1:
             raise misplaced(verb.step, self._committed)
         check_inputs(verb.inputs)
         check_parameters(verb.parameters, "parameters")

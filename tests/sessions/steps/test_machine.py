@@ -469,6 +469,17 @@ def test_only_the_stage_that_keeps_the_state_is_given_the_number() -> None:
     assert said(harness.take()) == [("done", 1, 1)]
 
 
+def test_a_step_waits_for_the_answer_to_the_one_before_it_although_that_is_committed() -> None:
+    harness = StepHarness(chain())
+    through_world(harness, 1)
+    harness.end(1)
+    harness.step(2)
+    (failed,) = harness.take()
+    assert isinstance(failed, StepFailed)
+    assert (failed.error.code, failed.committed_step) == ("step_out_of_order", 1)
+    assert "step 1 is in flight" in failed.error.message
+
+
 def test_a_step_whose_output_was_lost_behind_the_state_is_stated_as_committed() -> None:
     harness = StepHarness(chain())
     through_world(harness, 1)
