@@ -8,6 +8,7 @@ from typing import Any
 
 from sessions.client import Answered
 from sessions.lifecycle import CloseReason
+from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import Reset, StateLost, Step, StepDone, StepFailed, WasReset
 from tests.simulation.client import Client
 from tests.simulation.rollout import Rollout
@@ -159,7 +160,8 @@ class I5Steps(Invariant):
 
     def _failed_step(self, client: Client, loop: _Loop, answer: StepFailed) -> None:
         code = answer.error.code
-        if answer.step in loop.answers:
+        forgotten = answer.step <= loop.committed - REMEMBERED_ANSWERS
+        if answer.step in loop.answers and not (forgotten and code == "step_committed"):
             self.count("steps answered again")
             first = loop.answers[answer.step]
             self.check(value_of(answer) == first, f"{answer} was {first} before")
