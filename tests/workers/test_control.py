@@ -602,6 +602,17 @@ def test_an_open_during_closing_starts_afresh_when_all_is_freed() -> None:
     assert bench.take()[-1] == Answer("s", "again", None, {"done": "open"})
 
 
+def test_an_open_that_waits_and_comes_again_is_answered_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    for _ in range(2):
+        assert bench.command(Open(FENCE, "again")) in ([], [CancelTurn("s", 1)])
+    assert bench.take() == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    answers = [report for report in bench.take() if isinstance(report, Answer)]
+    assert answers == [Answer("s", "again", None, {"done": "open"})]
+
+
 def test_waiting_commands_are_answered_when_the_session_closes() -> None:
     bench = Bench().open()
     bench.command(Signal(FENCE, "c1", "x", after_input=1))
