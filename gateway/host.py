@@ -156,7 +156,7 @@ class GatewayHost:
         spec = self.pipelines[pipeline]
         bounds = chosen(spec.limits, limits or {})
         name = new_id("att") if on_output is not None else None
-        if self._hosted.admission.full(spec):
+        if self._hosted.admission.full(spec, tenant):
             # What cannot be opened ends nobody's session.
             self._session(spec, tenant, name, secret, bounds, settings_patch)
             await self._make_room(spec, tenant)
@@ -282,7 +282,7 @@ class GatewayHost:
 
         Returns with a place free, or with no session that may go. Nothing is held meanwhile.
         """
-        while self._hosted.admission.full(pipeline):
+        while self._hosted.admission.full(pipeline, tenant):
             victim = self._hosted.least_needed(pipeline, tenant)
             if victim is None:
                 return

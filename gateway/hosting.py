@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.pipeline import Limits, Pipeline
 
@@ -26,6 +27,10 @@ class Attachment(Protocol):
 
         With a `command` id either outcome is answered by `Answered`.
         """
+
+    def misspoke(self, command: str, error: ErrorInfo) -> None:
+        """The client said something that is no verb, with a command id: it is the answer, if
+        that id has none yet."""
 
     def has(self, through: int) -> None:
         """The client has all outputs up to number `through`: they need not be kept for it."""

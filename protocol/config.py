@@ -137,7 +137,8 @@ class Modality(StrEnum):
 class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
-    `sessions` at once; `idle_s` without progress and `max_age_s` in all end a session;
+    `sessions` at once, of which one tenant (one key) has at most `sessions_per_tenant`, if that
+    is set; `idle_s` without progress and `max_age_s` in all end a session;
     audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
     its answer for `stall_s` is let go. A session that can be resumed waits `grace_s` for a
     client that was cut off, and keeps the last `replay_bytes` of its output for it. A turn of
@@ -145,6 +146,7 @@ class LimitsConfig(_Section):
     """
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
+    sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
     grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
@@ -326,6 +328,10 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
             names.setdefault(alias, f"pipeline {name}")
         yield from _kind_contradictions(location, pipeline)
         yield from _voice_contradictions(location, pipeline)
+        sessions, of_one = pipeline.limits.sessions, pipeline.limits.sessions_per_tenant
+        if of_one is not None and of_one > sessions:
+            where = (*location, "limits", "sessions_per_tenant")
+            yield where, f"more than the {sessions} of all tenants together"
         yield from graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:

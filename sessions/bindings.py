@@ -1,7 +1,8 @@
 """A session's stages: which are bound, and the commands that go to each in order.
 
 A binding never changes silently: when its worker is lost the stage is unbound,
-turns that ran on it fail, and a new binding opens the session's state anew.
+turns that ran on it fail, and a new binding opens the session's state anew. A stage whose
+state is parked has no worker; the next command for it has the state brought back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from protocol.messages import (
     Feed,
     Fence,
     Open,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Report,
@@ -35,8 +37,11 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
-from sessions.actions import Action, BindStage, ToStage
+from sessions.actions import Action, BindStage, ForgetParked, ToStage
 from sessions.backlog import Backlog
+
+HELD = 64
+"""Pieces of stream input and signals that wait for a parked state; more are not taken."""
 
 WAITING_COMMANDS = 64
 """Turn commands that a stage holds while workers are missing; one more is refused."""
@@ -49,13 +54,18 @@ class BindingState(StrEnum):
     BINDING = "binding"
     OPENING = "opening"
     READY = "ready"
+    PARKING = "parking"
+    PARKED = "parked"
     CLOSING = "closing"
+
+
+_Held = Payload | Signal
 
 
 class Binding:
     """One stage of one session.
 
-    `stage_ready(stage)` says of another stage of the session whether its worker knows it.
+    `peer(stage)` is that of another stage of the session.
     """
 
     def __init__(
@@ -67,9 +77,16 @@ class Binding:
         output: OutputEdge | None = None,
         *,
         tenant: str,
-        stage_ready: Callable[[str], bool],
+        priority: int | None,
+        peer: Callable[[str], Binding],
     ) -> None:
         self.stage = stage
+        self.parks = False
+        """Whether its state can be parked."""
+        self.restoring = False
+        """Whether its state is parked, so that a worker has to bring it back."""
+        self._priority = priority
+        self._held: deque[_Held] = deque()
         self.reserved: dict[str, int] = {}
         """What the worker has reserved for the session, in bytes by device."""
         self._tenant = tenant
@@ -79,7 +96,7 @@ class Binding:
         self._fence = fence
         self._settings = settings
         self._act = act
-        self._stage_ready = stage_ready
+        self._peer = peer
         self._sequence = 0
         self._controls = 0
         self._commands = 0
@@ -94,13 +111,52 @@ class Binding:
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
+    @property
+    def idle(self) -> bool:
+        """Whether its worker has nothing of the session to do."""
+        return self.ready and self._backlog.empty and not self._waiting
+
+    def park(self, expires_at_s: int) -> None:
+        """Have the worker put the state away until `expires_at_s` (Unix time)."""
+        self.state = BindingState.PARKING
+        self.restoring = True
+        self._awaited = self._command_id()
+        self._send(Park(self._fence(), self._awaited, expires_at_s))
+
+    def wake(self) -> None:
+        """Have the state brought back, if it is parked."""
+        if self.state is BindingState.PARKED:
+            self.bind()
+
+    def wake_if_wanted(self) -> None:
+        """Have it brought back if something came for it while it was put away."""
+        if self._waiting or self._held:
+            self.wake()
+
+    def forget_parked(self) -> None:
+        """What is parked is of no use: the next worker begins anew."""
+        if self.restoring:
+            self.restoring = False
+            self._act(ForgetParked(self.stage, Close(self._fence(), self._command_id(), "lost")))
+
     def bound(self, worker: str, crowded: bool = False) -> None:
         """A replica was chosen: open the session's state there. `crowded` is its link."""
         self.worker = worker
         self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
-        self._send(Open(self._fence(), self._awaited, self._settings(), self._output, self._tenant))
+        self._send(
+            Open(
+                self._fence(),
+                self._awaited,
+                self._settings(),
+                self._output,
+                self._tenant,
+                self.restoring,
+                self._priority,
+            )
+        )
+        self._send_held()
 
     def lost(self) -> int:
         """The worker is gone, and so are the bytes of stream input that are returned: it had
@@ -119,15 +175,21 @@ class Binding:
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
-    def reported(self, report: Report) -> None:
-        """Take account of what the worker has worked off."""
+    def reported(self, report: Report) -> bool:
+        """Take account of what the worker has worked off.
+
+        False for what it says of an earlier binding, which may have been to the same worker.
+        """
         match report:
             case ReceivedThrough():
+                if not self.ready:
+                    return False
                 self._backlog.received_through(report.sequence)
             case Answer():
-                self._backlog.answered(report.command)
+                return self.awaits(report) or self._backlog.answered(report.command)
             case TurnEnded():
                 self._backlog.ended(report.turn)
+        return True
 
     def refused_settings(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Configure`; the error, when it kept its old settings."""
@@ -142,24 +204,54 @@ class Binding:
             self.reserved = answer.result.get("bytes", {})
 
     def awaits(self, answer: Answer) -> bool:
-        """Whether this is the answer to `Open` or `Close`."""
+        """Whether this is the answer to `Open`, `Park` or `Close`."""
         return answer.command == self._awaited
 
     def answered(self, answer: Answer) -> ErrorInfo | None:
-        """The worker answered `Open` or `Close`; the error, when it refused."""
+        """The worker answered `Open`, `Park` or `Close`; the error, when it refused."""
         if answer.command != self._awaited:
             return None
         self._awaited = None
         if self.state is BindingState.CLOSING:
             self.lost()
             return None
+        if self.state is BindingState.PARKING:
+            self._parked(answer)
+            return answer.error
         if answer.error is not None:
             self.lost()
             return answer.error
+        self.restoring = False
+        self.parks = answer.result.get("parks", False)
         self.state = BindingState.READY
         self._note_reserved(answer)
         self.send_waiting()
         return None
+
+    def _parked(self, answer: Answer) -> None:
+        if answer.error is not None:
+            self.state = BindingState.READY
+            self.restoring = False
+            self._send_held()
+            self.send_waiting()
+            return
+        self.lost()
+        self.state = BindingState.PARKED
+
+    def stays_parked(self) -> None:
+        """No worker can bring the state back now; what waited for that is not done."""
+        self._held.clear()
+        self._waiting.clear()
+        self.state = BindingState.PARKED
+
+    def _send_held(self) -> None:
+        """Send what came while the state was put away, or had to be brought back."""
+        held, self._held = self._held, deque()
+        for item in held:
+            if isinstance(item, Payload):
+                self.update(item)
+            else:
+                self._signal(item)
 
     @property
     def configuring(self) -> bool:
@@ -200,6 +292,8 @@ class Binding:
 
     def update(self, payload: Payload) -> bool:
         """Send stream input; False when there is no worker to take it."""
+        if self.away:
+            return self._hold(payload)
         if not self.reachable:
             return False
         self._sequence += 1
@@ -212,11 +306,32 @@ class Binding:
 
         None without a worker: there is no state for it to act on.
         """
-        if not self.reachable:
+        if not self.reachable and not self.away:
             return None
-        command = self._command_id()
-        self._send(Signal(self._fence(), command, name, arguments, self._sequence))
-        return command
+        signal = Signal(self._fence(), self._command_id(), name, arguments)
+        if not self.away:
+            self._signal(signal)
+        elif not self._hold(signal):
+            return None
+        return signal.command
+
+    def _signal(self, signal: Signal) -> None:
+        self._send(msgspec.structs.replace(signal, after_input=self._sequence))
+
+    @property
+    def away(self) -> bool:
+        """Whether the state is being put away, or has to be brought back first."""
+        return self.state in (BindingState.PARKING, BindingState.PARKED) or (
+            self.restoring and self.state is BindingState.BINDING
+        )
+
+    def _hold(self, item: Payload | Signal) -> bool:
+        """Keep it for the worker that brings the state back; False when that is too much."""
+        if len(self._held) >= HELD:
+            return False
+        self._held.append(item)
+        self.wake()
+        return True
 
     def run(
         self,
@@ -305,12 +420,14 @@ class Binding:
     def close(self, reason: str) -> None:
         """Free the session's state on the worker, if there is one."""
         self._waiting.clear()
-        if self.state in (BindingState.OPENING, BindingState.READY):
+        self._held.clear()
+        if self.state in (BindingState.OPENING, BindingState.READY, BindingState.PARKING):
             self.state = BindingState.CLOSING
             self._awaited = self._command_id()
             self._send(Close(self._fence(), self._awaited, reason))
         elif self.state is not BindingState.CLOSING:
             self.lost()
+            self.forget_parked()
 
     @property
     def freed(self) -> bool:
@@ -326,13 +443,15 @@ class Binding:
             stages = ", ".join(sorted(missing))
             raise CapacityExceeded(f"too much work waits for a worker of stage {stages}")
         self._waiting.append(command)
+        for stage in missing:
+            self._peer(stage).wake()
 
     def _missing(self, command: Run | Feed) -> set[str]:
         """The stages without which the command is of no use yet."""
         if isinstance(command, Feed):
             missing = self.missing(command.turn)
         else:
-            missing = {s for s in command.readers.values() if not self._stage_ready(s)}
+            missing = {s for s in command.readers.values() if not self._peer(s).ready}
         return missing if self.ready else missing | {self.stage}
 
     def _send(self, command: Command) -> None:
@@ -364,6 +483,8 @@ class Binding:
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
             self._crowded,
+            self.restoring,
+            tuple(msgspec.msgpack.encode(item) for item in self._held),
         )
 
 

@@ -43,6 +43,7 @@ from sessions.deadlines import Deadlines
 from sessions.ledger import Ledger
 from workers.control_events import (
     Action,
+    Announce,
     AttachArena,
     CommandReceived,
     ControlLimits,
@@ -165,6 +166,7 @@ class Control:
                 self._link_crowded(event.gateway, event.crowded)
             case EngineReady():
                 self._ready = True
+                self._actions.append(Announce())
             case Settle():
                 pass
             case Tick():
@@ -173,6 +175,8 @@ class Control:
                 self._ledger.measure(event.session, event.measured)
             case ShuttingDown():
                 self._stopping = True
+                # Before anybody is told that a session is lost here, and looks for a place.
+                self._actions.append(Announce())
                 for session in list(self._sessions.values()):
                     session.close(None, now_ms)
                     self._note(session, now_ms)
@@ -264,9 +268,7 @@ class Control:
         match command:
             case Open() if not session.knows(command.command):
                 # Its owner has given up what is here, and wants it anew.
-                self._refuse_reopen(fence.session)
-                self._reopens[fence.session] = (gateway, command)
-                session.close(None, now_ms)
+                self._reopen(gateway, command, session, now_ms)
             case Update():
                 session.update(command, now_ms)
             case RaiseFloor():
@@ -391,6 +393,15 @@ class Control:
             if session.owner == gateway:
                 session.close(None, now_ms)
                 self._note(session, now_ms)
+
+    def _reopen(self, gateway: str, command: Open, session: SessionControl, now_ms: float) -> None:
+        name = session.session
+        before = self._reopens.get(name)
+        if before is not None and (before[0], before[1].command) == (gateway, command.command):
+            return  # It has come again, and will be answered once.
+        self._refuse_reopen(name)
+        self._reopens[name] = (gateway, command)
+        session.close(None, now_ms)
 
     def _refuse_reopen(self, name: str) -> None:
         if (reopen := self._reopens.pop(name, None)) is not None:

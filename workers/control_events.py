@@ -272,6 +272,10 @@ class ApplyInput(msgspec.Struct, frozen=True):
     payload: Descriptor
 
 
+class Announce(msgspec.Struct, frozen=True):
+    """Tell every gateway at once that the worker is ready, or is no longer."""
+
+
 class AttachArena(msgspec.Struct, frozen=True):
     """Read from the arena at `path`."""
 
@@ -392,6 +396,7 @@ Action = (
     | VoidTurn
     | AbandonTurn
     | FreeSession
+    | Announce
     | AttachArena
     | DiscardPayload
     | PaceTurn

@@ -5,7 +5,7 @@ A plain state machine: commands whose fence has been checked come in, actions go
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,6 +52,7 @@ from workers.control_events import (
     SignalSession,
 )
 from workers.input_order import InputOrder
+from workers.mailbox import InOrder, Mailbox, Waiting
 from workers.turn_control import Totals, TurnControl
 
 
@@ -69,15 +70,6 @@ Declare = Callable[[dict[str, Any]], Mapping[str, int]]
 
 Raises AntiphonError for settings that the engine refuses. A function of the settings alone.
 """
-
-
-@dataclass
-class _Waiting:
-    """A command in the mailbox; it is carried out once input through `barrier` is."""
-
-    command: Open | Configure | Signal | Run | Feed | Park
-    barrier: int
-    received_ms: float
 
 
 @dataclass
@@ -110,13 +102,13 @@ class SessionControl:
     _busy: str | None = None
     _reserving: bool = False
     _resetting: bool = False
-    _mailbox: deque[_Waiting] = field(default_factory=deque)
     _input: InputOrder = field(default_factory=InputOrder)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
     _close_by_ms: float = 0.0
 
     def __post_init__(self) -> None:
+        self._mailbox = Mailbox(self.totals)
         self.turns = TurnControl(
             self.session,
             self.limits,
@@ -130,16 +122,14 @@ class SessionControl:
 
     # Commands
 
-    def command(
-        self, command: Open | Configure | Signal | Run | Feed | Park, now_ms: float
-    ) -> None:
+    def command(self, command: InOrder, now_ms: float) -> None:
         """Take a command into the mailbox and carry out what can be."""
         if isinstance(command, Open | Configure | Signal | Park) and self._repeated(
             command.command
         ):
             return
         if isinstance(command, Run) and (
-            self.turns.knows(command.turn) or self._waits(command.turn)
+            self.turns.knows(command.turn) or self._mailbox.holds(command.turn)
         ):
             return
         if self.state is SessionState.CLOSING:
@@ -156,8 +146,7 @@ class SessionControl:
             barrier = command.after_input
         elif isinstance(command, Feed):
             barrier = 0
-        self._mailbox.append(_Waiting(command, barrier, now_ms))
-        self.totals.waiting += 1
+        self._mailbox.put(Waiting(command, barrier, now_ms))
         self._pump(now_ms)
 
     def knows(self, command: str) -> bool:
@@ -179,17 +168,15 @@ class SessionControl:
     def raise_floor(self, command: RaiseFloor, now_ms: float) -> None:
         """Cancel the lane's turns below the floor, also those that wait, and void what ended."""
         floor = self.turns.raise_floor(command.lane, command.floor, now_ms)
-        for waiting in list(self._mailbox):
-            run = waiting.command
-            if isinstance(run, Run) and run.lane == command.lane and run.turn < floor:
-                self._drop_waiting(run.turn, TurnStatus.CANCELLED, None)
+        for turn in self._mailbox.turns_below(command.lane, floor):
+            self._drop_waiting(turn, TurnStatus.CANCELLED, None)
         self._pump(now_ms)
 
     def stop(self, turn: int, now_ms: float) -> None:
         """Cancel a turn that waits or runs; what has completed stays."""
         if self.turns.runs(turn):
             self.turns.cancel(turn, now_ms)
-        elif self._waits(turn):
+        elif self._mailbox.holds(turn):
             self._drop_waiting(turn, TurnStatus.CANCELLED, None)
             self._pump(now_ms)
 
@@ -339,7 +326,7 @@ class SessionControl:
             self.owner,
             self.state.value,
             self._busy,
-            tuple((item.barrier, item.command) for item in self._mailbox),
+            self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),
             self.turns.freeze(),
@@ -350,7 +337,7 @@ class SessionControl:
     def _pump(self, now_ms: float) -> None:
         """Carry out, in order, what nothing stands before any more."""
         while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
-            head = self._mailbox[0] if self._mailbox else None
+            head = self._mailbox.head
             if head is None or self._input.received < head.barrier:
                 following = self._input.take()
                 if following is None:
@@ -362,12 +349,12 @@ class SessionControl:
                 self.gap_since_ms = None
                 continue
             if self._must_wait(head.command):
-                self._pass_feeds(now_ms)
+                # Running turns get their input past a command that may wait for their end.
+                for feed in self._mailbox.take_feeds(self.turns.runs):
+                    self.turns.feed(feed, now_ms)
                 break
-            self._mailbox.popleft()
-            self.totals.waiting -= 1
-            self._carry_out(head, now_ms)
-        head = self._mailbox[0] if self._mailbox else None
+            self._carry_out(self._mailbox.take(), now_ms)
+        head = self._mailbox.head
         missing = self._busy is None and (bool(self._input) or head is not None)
         if head is not None and self._input.received >= head.barrier:
             missing = missing and not self._must_wait(head.command)
@@ -376,7 +363,7 @@ class SessionControl:
         elif self.gap_since_ms is None:
             self.gap_since_ms = now_ms
 
-    def _must_wait(self, command: Open | Configure | Signal | Run | Feed | Park) -> bool:
+    def _must_wait(self, command: InOrder) -> bool:
         """Whether a step runs whose state the command would change, or move on."""
         if self.turns.steps.running is None:
             return False
@@ -384,22 +371,13 @@ class SessionControl:
             isinstance(command, Run) and command.step is not None
         )
 
-    def _pass_feeds(self, now_ms: float) -> None:
-        """Hand running turns their input past a command that may wait for their end."""
-        waiting, self._mailbox = self._mailbox, deque()
-        for item in waiting:
-            if isinstance(item.command, Feed) and self.turns.runs(item.command.turn):
-                self.totals.waiting -= 1
-                self.turns.feed(item.command, now_ms)
-            else:
-                self._mailbox.append(item)
-
     def _give_up_gap(self, now_ms: float) -> None:
         """State as lost what is missing before the next held input or waiting command.
 
         Where nothing is missing (an operation takes too long) the oldest input is lost.
         """
-        barrier = self._mailbox[0].barrier if self._mailbox else 0
+        head = self._mailbox.head
+        barrier = 0 if head is None else head.barrier
         first, last, lost = self._input.give_up(barrier)
         if lost is not None:
             self.act(DiscardPayload(lost.payload))
@@ -409,7 +387,7 @@ class SessionControl:
         self.report(self.owner, StageEvent(self.session, "input_lost", arguments))
         self._pump(now_ms)
 
-    def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
+    def _carry_out(self, waiting: Waiting, now_ms: float) -> None:
         match waiting.command:
             case Open() as opened:
                 self._busy = opened.command
@@ -470,48 +448,34 @@ class SessionControl:
             return None
         return self.turns.steps.unusable()
 
-    def _waits(self, turn: int) -> bool:
-        return any(isinstance(w.command, Run) and w.command.turn == turn for w in self._mailbox)
-
     def _drop_waiting(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
         """End a turn that waits to be started, with what was fed to it already."""
-        waiting, self._mailbox = self._mailbox, deque()
-        for item in waiting:
-            match item.command:
-                case Run(turn=number) as run if number == turn:
+        for command in self._mailbox.take_turn(turn):
+            match command:
+                case Run() as run:
                     self.turns.end_unstarted(run, status, error)
-                case Feed(turn=number) as feed if number == turn:
+                case Feed() as feed:
                     self.turns.discard(feed)
-                case _:
-                    self._mailbox.append(item)
-        self.totals.waiting -= len(waiting) - len(self._mailbox)
 
     def _refuse_waiting(self, error: AntiphonError, now_ms: float) -> None:
-        waiting, self._mailbox = self._mailbox, deque()
-        self.totals.waiting -= len(waiting)
         closing = self.state is SessionState.CLOSING
-        for item in waiting:
-            match item.command:
+        for command in self._mailbox.take_all():
+            match command:
                 case Run() as run if closing:
                     self.turns.end_unstarted(run, TurnStatus.CANCELLED, None)
                 case Feed() as feed if closing:
                     self.turns.discard(feed)
-                case command:
+                case _:
                     self._refuse(command, error, now_ms)
 
-    def _refuse(
-        self,
-        command: Open | Configure | Signal | Run | Feed | Park,
-        error: AntiphonError,
-        now_ms: float,
-    ) -> None:
+    def _refuse(self, command: InOrder, error: AntiphonError, now_ms: float) -> None:
         match command:
             case Run():
                 self.turns.refuse(command, error)
             case Feed():
                 # A turn that lacks one piece of its input must not go on without it.
                 self.turns.discard(command)
-                if self._waits(command.turn):
+                if self._mailbox.holds(command.turn):
                     self._drop_waiting(command.turn, TurnStatus.FAILED, error.info())
                 else:
                     self.turns.fail_turn(command.turn, error.info(), now_ms)

@@ -51,6 +51,7 @@ from workers.control_events import (
     TurnOutcome,
     VoidTurn,
 )
+from workers.ended_turns import EndedTurn, EndedTurns
 from workers.retention import Replayed, Retention
 from workers.step_order import StepOrder
 
@@ -71,19 +72,6 @@ class _Turn:
     step: int | None = None
     committing: TurnFinished | None = None
     """Set from when the turn counts as completed: it is too late to cancel it."""
-
-
-@dataclass
-class _Ended:
-    """A turn that is over. `void`: none of its content is wanted, or there is none.
-
-    `step` is set while the turn is the answer to that committed step.
-    """
-
-    report: TurnEnded
-    lane: str
-    void: bool
-    step: int | None = None
 
 
 @dataclass
@@ -125,7 +113,7 @@ class TurnControl:
         self._send_output = send_output
         self._on_ended = ended
         self._turns: dict[int, _Turn] = {}
-        self._ended: OrderedDict[int, _Ended] = OrderedDict()
+        self._ended = EndedTurns(limits.remembered_turns)
         self._floors: OrderedDict[str, int] = OrderedDict()
         self._retention: Retention[tuple[int, Payload]] = Retention(limits.retention)
 
@@ -205,11 +193,11 @@ class TurnControl:
     def _answer_again(self, run: Run, now_ms: float) -> None:
         """Answer a step that is not the next: as it was answered, or with the reason."""
         assert run.step is not None
-        found = next(((t, e) for t, e in self._ended.items() if e.step == run.step), None)
-        if found is None:
+        ended = self._ended.answer_to(run.step)
+        if ended is None:
             self.refuse(run, self.steps.refusal(run.step))
             return
-        earlier, ended = found
+        earlier = ended.report.turn
         kept = self._retention.replay(earlier, 0)
         if ended.void or kept.lost:
             self.refuse(run, self.steps.refusal(run.step))
@@ -226,8 +214,7 @@ class TurnControl:
     def begin_anew(self) -> None:
         """The engine's state is as at its open: no earlier step is one of it."""
         self.steps.reset()
-        for ended in self._ended.values():
-            ended.step = None
+        self._ended.begin_anew()
 
     # Floors
 
@@ -241,10 +228,8 @@ class TurnControl:
         for turn, state in list(self._turns.items()):
             if state.lane == lane and turn < floor:
                 self._cancel(turn, state, now_ms)
-        for turn, ended in self._ended.items():
-            if ended.lane == lane and turn < floor and not ended.void:
-                ended.void = True
-                self._void(turn)
+        for turn in self._ended.void_below(lane, floor):
+            self._void(turn)
         return floor
 
     def cancel(self, turn: int, now_ms: float) -> None:
@@ -296,8 +281,8 @@ class TurnControl:
         """Send output again, and the turn's last word if it has ended."""
         for sequence, payload in replayed.pieces:
             self._send_output(turn, sequence, payload)
-        if (ended := self._ended.get(turn)) is not None:
-            self.report(ended.report)
+        if (report := self._ended.report(turn)) is not None:
+            self.report(report)
 
     def input_taken(self, event: InputTaken) -> None:
         """A turn's queue has room again."""
@@ -417,11 +402,10 @@ class TurnControl:
     def _turn_ended(
         self, ended: TurnEnded, lane: str, *, void: bool, step: int | None = None
     ) -> None:
-        self._ended[ended.turn] = _Ended(ended, lane, void, step)
+        forgotten = self._ended.remember(EndedTurn(ended, lane, void, step))
         self.report(ended)
-        if len(self._ended) > self.limits.remembered_turns:
-            oldest, _ = self._ended.popitem(last=False)
-            self._release(self._retention.forget(oldest))
+        if forgotten is not None:
+            self._release(self._retention.forget(forgotten))
 
     def _keep(self, turn: int, sequence: int, payload: Payload, now_ms: float) -> None:
         """Keep a piece of output until it is acknowledged, and send it."""

@@ -12,8 +12,7 @@ import contextlib
 import gc
 import uuid
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from protocol.errors import (
     EngineLost,
     ErrorInfo,
     InvalidRequest,
+    SessionStateLost,
 )
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
@@ -42,13 +42,12 @@ from protocol.messages import (
     TurnEnded,
     Update,
 )
-from protocol.payloads import Payload
-from protocol.schema import check_payload, schema_of
 from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     AttachArena,
     CancelTurn,
@@ -57,21 +56,21 @@ from workers.control_events import (
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
-    Emitted,
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
     InputFailed,
-    InputTaken,
     LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     RepeatTurn,
     SendOutput,
     SendReport,
@@ -83,25 +82,19 @@ from workers.control_events import (
     Tick,
     TurnCommitted,
     TurnFinished,
-    TurnOutcome,
     VoidTurn,
 )
-from workers.engine import DeviceUse, Engine, EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession, ParkableSession
 from workers.host_memory import resident_bytes
+from workers.parking import Parking
+from workers.running_turns import RunningTurns
+from workers.snapshots import SnapshotStore
 from workers.spec import WorkerSpec
 from workers.transfers import Transfers
-from workers.turns import TurnInputs
 
 _log = structlog.get_logger(__name__)
 
 _STOP_S = 3.0
-
-
-@dataclass
-class _RunningTurn:
-    task: asyncio.Task[TurnResult | ErrorInfo]
-    inputs: TurnInputs
-    room: asyncio.Event
 
 
 class Worker:
@@ -127,7 +120,8 @@ class Worker:
             self._declare,
         )
         self._sessions: dict[str, EngineSession] = {}
-        self._turns: dict[tuple[str, int], _RunningTurn] = {}
+        self._parking: Parking | None = None
+        self._moving: dict[str, asyncio.Task[OperationDone]] = {}
         self._events: deque[Event] = deque()
         self._telling = False
         self._settle_due = False
@@ -167,10 +161,21 @@ class Worker:
             ),
             on_input=self._on_input,
         )
+        if self._spec.snapshots:
+            store = SnapshotStore(self._spec.snapshots, self._spec.deployment)
+            self._parking = Parking(store, self._engine, self._spec.engine, self._spec.stage)
         loading = asyncio.create_task(self._load(on_ready))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._turns = RunningTurns(
+                    self._engine,
+                    self._transfers,
+                    tasks,
+                    tell=self._turn_tells,
+                    explain=self._explain,
+                )
                 await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not loading.done() or loading.exception() is None:
                     await stopping
@@ -188,6 +193,8 @@ class Worker:
                 task.cancel()
             try:
                 await self._transfers.close()
+                if self._parking is not None:
+                    await self._parking.close()
                 await asyncio.gather(loading, stopping, return_exceptions=True)
             finally:
                 await self._engine.shutdown()
@@ -200,7 +207,6 @@ class Worker:
         gc.freeze()
         self._account()
         self._tell(EngineReady())
-        self._endpoint.announce()
         _log.info("ready")
         on_ready()
 
@@ -228,12 +234,10 @@ class Worker:
     async def _wind_down(self) -> None:
         _log.info("stopping", sessions=self._control.sessions)
         self._tell(ShuttingDown())
-        self._endpoint.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()
-        for running in self._turns.values():
-            running.task.cancel()
+        self._turns.cancel_all()
 
     # Between the control side and the rest
 
@@ -311,28 +315,33 @@ class Worker:
             case SendOutput():
                 self._transfers.put(action)
             case PaceTurn():
-                self._pace(action)
+                self._turns.pace(action)
             case ApplyInput():
                 self._apply(action)
             case FeedTurn():
-                self._feed(action)
+                self._turns.feed(action)
             case StartTurn():
-                self._start(action)
+                self._turns.start(action, self._sessions[action.session])
             case RepeatTurn():
                 self._transfers.begin(action.session, action.turn, action.readers, action.to_client)
             case CommitTurn():
                 self._commit(action)
             case CancelTurn():
                 self._transfers.void(action.session, action.turn)
-                if (running := self._turns.get((action.session, action.turn))) is not None:
-                    running.task.cancel()
+                self._turns.cancel(action.session, action.turn)
             case VoidTurn():
                 self._transfers.void(action.session, action.turn)
             case AbandonTurn():
-                if self._turns.pop((action.session, action.turn), None) is not None:
-                    _log.error("turn_abandoned", session=action.session, turn=action.turn)
+                self._turns.abandon(action.session, action.turn)
+            case OpenSession(restore=True):
+                self._move(action.session, self._restore(action))
             case OpenSession():
                 self._operate(action.session, lambda: self._open(action))
+            case ParkSession():
+                self._move(action.session, self._park(action))
+            case ForgetParked():
+                if self._parking is not None:
+                    self._parking.forget(action.session)
             case ConfigureSession():
                 self._operate(action.session, lambda: self._configure(action))
             case SignalSession():
@@ -340,6 +349,8 @@ class Worker:
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
                 self._free(action.session)
+            case Announce():
+                self._endpoint.announce()
             case AttachArena():
                 self._transfers.read_from(action.path)
             case DiscardPayload():
@@ -364,15 +375,6 @@ class Worker:
             # Nothing but output may be missing: a gateway this far behind starts afresh.
             _log.error("gateway_dropped", gateway=gateway, reason=error.message)
             self._endpoint.drop(gateway)
-
-    def _pace(self, action: PaceTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            return
-        if action.wait:
-            running.room.clear()
-        else:
-            running.room.set()
 
     # Between the control side and the engine
 
@@ -406,13 +408,52 @@ class Worker:
 
     def _open(self, action: OpenSession) -> dict[str, Any]:
         name = action.session
+        return self._opened(action, self._engine.open(name, action.settings, self._notice(name)))
 
-        def emit(event: str, arguments: dict[str, Any]) -> None:
-            self._tell(Noticed(name, event, arguments))
+    def _notice(self, name: str) -> EmitEvent:
+        return lambda event, arguments: self._tell(Noticed(name, event, arguments))
 
-        self._sessions[name] = self._engine.open(name, action.settings, emit)
-        self._transfers.opened(name, action.owner, action.output)
-        return {}
+    def _opened(self, action: OpenSession, session: EngineSession) -> dict[str, Any]:
+        self._sessions[action.session] = session
+        self._transfers.opened(action.session, action.owner, action.output)
+        parks = self._parking is not None and isinstance(session, ParkableSession)
+        return {"parks": True} if parks else {}
+
+    def _move(self, session: str, moving: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """Park or restore a session, unless it is freed before that is done."""
+
+        async def move() -> OperationDone:
+            try:
+                return OperationDone(session, None, await moving)
+            except Exception as error:
+                return OperationDone(session, self._explain(error, session=session))
+
+        def moved(task: asyncio.Task[OperationDone]) -> None:
+            if self._moving.get(session) is not task or task.cancelled():
+                return
+            del self._moving[session]
+            self._measure(session)
+            self._tell(task.result())
+
+        self._moving[session] = self._tasks.create_task(move())
+        self._moving[session].add_done_callback(moved)
+
+    async def _park(self, action: ParkSession) -> dict[str, Any]:
+        session = self._sessions[action.session]
+        assert self._parking is not None
+        assert isinstance(session, ParkableSession)
+        size_bytes = sum(self._ledger.of(action.session).values())
+        size_bytes = await self._parking.park(
+            action.session, session, size_bytes, action.step, action.expires_at_s
+        )
+        return {"parked": size_bytes}
+
+    async def _restore(self, action: OpenSession) -> dict[str, Any]:
+        if self._parking is None:
+            raise SessionStateLost("this worker has no store of parked sessions")
+        name = action.session
+        session, step = await self._parking.restore(name, action.settings, self._notice(name))
+        return {**self._opened(action, session), "committed_step": step}
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
         self._sessions[action.session].configure(action.settings)
@@ -428,6 +469,8 @@ class Worker:
             self._transfers.discard(action.payload)
 
     def _free(self, name: str) -> None:
+        if (moving := self._moving.pop(name, None)) is not None:
+            moving.cancel()
         session = self._sessions.pop(name, None)
         self._transfers.freed(name)
         if session is None:
@@ -437,93 +480,10 @@ class Worker:
         except Exception:
             _log.exception("session_close_failed", session=name)
 
-    def _start(self, action: StartTurn) -> None:
-        key = (action.session, action.turn)
-        inputs = TurnInputs(
-            self._transfers.receive,
-            self._transfers.release,
-            self._transfers.discard,
-            lambda size: self._tell(InputTaken(*key, size)),
-        )
-        self._transfers.begin(*key, action.readers, action.to_client)
-        for descriptor in action.inputs:
-            inputs.put(descriptor, counted=False)
-        if action.last:
-            inputs.end()
-
-        def emit(payload: Payload) -> None:
-            if (schema := schema_of(self._engine.produces, payload.type)) is not None:
-                check_payload(payload, schema)
-            # What an engine's thread hands over after its turn has ended is not wanted.
-            if (running := self._turns.get(key)) is not None and running.inputs is inputs:
-                self._tell(Emitted(*key, payload))
-
-        room = asyncio.Event()
-        room.set()
-
-        async def wait_for_room() -> None:
-            # Of the many that wake together the first may have taken all the room again.
-            while not room.is_set() or not self._transfers.has_room(*key):
-                await room.wait()
-                await self._transfers.room(*key)
-
-        turn = Turn(
-            action.turn,
-            action.lane,
-            action.parameters,
-            inputs,
-            emit,
-            wait_for_room,
-            action.step,
-        )
-        task = self._tasks.create_task(self._run(self._sessions[action.session], action, turn))
-        self._turns[key] = _RunningTurn(task, inputs, room)
-        # Also told when the task is cancelled before its first step.
-        task.add_done_callback(lambda done: self._finished(key, inputs, done))
-
-    def _feed(self, action: FeedTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            if action.payload is not None:
-                self._transfers.discard(action.payload)
-            return
-        if action.payload is not None:
-            running.inputs.put(action.payload, counted=True)
-        if action.last:
-            running.inputs.end()
-
-    async def _run(
-        self, session: EngineSession, action: StartTurn, turn: Turn
-    ) -> TurnResult | ErrorInfo:
-        structlog.contextvars.bind_contextvars(
-            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
-        )
-        try:
-            return await session.run(turn)
-        except Exception as error:
-            return self._explain(error)
-
-    def _finished(
-        self,
-        key: tuple[str, int],
-        inputs: TurnInputs,
-        task: asyncio.Task[TurnResult | ErrorInfo],
-    ) -> None:
-        # An abandoned turn reads until here, and holds what it reads.
-        inputs.close()
-        running = self._turns.get(key)
-        if running is None or running.task is not task:
-            return
-        del self._turns[key]
-        self._measure(key[0])
-        if task.cancelled():
-            self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
-            return
-        result = task.result()
-        if isinstance(result, ErrorInfo):
-            self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
-        else:
-            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))
+    def _turn_tells(self, event: Event) -> None:
+        if isinstance(event, TurnFinished):
+            self._measure(event.session)
+        self._tell(event)
 
     def _commit(self, action: CommitTurn) -> None:
         """Put the turn's state in its place; nothing comes between this and the answer."""

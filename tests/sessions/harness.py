@@ -40,7 +40,7 @@ from sessions.actions import (
     TurnMeasured,
 )
 from sessions.client import SessionCreated
-from sessions.directory import MemoryDirectory
+from sessions.directory import MemoryDirectory, Request
 from sessions.duplex.events import ClientVerb
 from sessions.machine import Machine
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
@@ -119,6 +119,9 @@ class Harness:
         self.available = set(self.pipeline.stages)
         self.answer_opens = True
         self.answer_closes = True
+        self.answer_directory = True
+        self.asked: list[Request] = []
+        """Calls of the directory that `answer` is still to answer."""
         self.refuse_open: dict[str, ErrorInfo] = {}
         self._output_sequence: dict[tuple[str, int], int] = {}
         if opened:
@@ -155,7 +158,11 @@ class Harness:
                             error = CapacityExceeded("none").info()
                             events.append(StageUnavailable(action.stage, error))
                     case AskDirectory():
-                        events.append(DirectoryAnswered(self.directory.call(action.request)))
+                        if self.answer_directory:
+                            reply = self.directory.call(action.request)
+                            events.append(DirectoryAnswered(reply))
+                        else:
+                            self.asked.append(action.request)
                     case HoldClient():
                         self.held = action.hold
                     case TurnMeasured():
@@ -170,6 +177,11 @@ class Harness:
             events.append(Reported(stage, answer))
         if isinstance(command, Close) and self.answer_closes:
             events.append(Reported(stage, Answer("sess_1", command.command)))
+
+    def answer(self) -> None:
+        """The directory answers the calls that wait, and those that follow from that."""
+        while self.asked:
+            self.feed(DirectoryAnswered(self.directory.call(self.asked.pop(0))))
 
     def say(self, verb: ClientVerb) -> None:
         """The client says `verb`."""

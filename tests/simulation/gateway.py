@@ -287,7 +287,7 @@ class GatewayProcess(Process):
         """Whether a session can be opened now, or never will be; otherwise the one that was
         left alone the longest is ended, and after that comes `then`."""
         hosted = self.hosted
-        if not hosted.admission.full(self.pipeline):
+        if not hosted.admission.full(self.pipeline, TENANT):
             return True
         victim = hosted.least_needed(self.pipeline, TENANT)
         if victim is None:

@@ -70,8 +70,6 @@ class Line:
         self.acknowledged = 0
         self.left_ms: float | None = None
         """Since when, by its gateway's clock, nobody controls the session."""
-        self._contested = False
-        """Whether two have come with one secret, of which one may have lost its own."""
         self._retired: str | None = None
         self._spoken = False
         self._client = client
@@ -225,12 +223,11 @@ class Line:
             self._ask(cursor=world.random.choice([None, 0, self.has]), secret=None)
         elif world.chance(0.2):
             world.count("two come at once")
-            self._contested = True
             secret = self.secret
             self._ask(self.has, secret, refusable=AT_ONCE)
             self._ask(self.has, secret, refusable=AT_ONCE)
         else:
-            self._ask(self.has, self.secret, refusable=AT_ONCE if self._contested else None)
+            self._ask(self.has, self.secret)
         client.later(6_000.0, self._again)
 
     def _again(self) -> None:
@@ -257,7 +254,7 @@ class Line:
         if not self.resumable:
             return
         if self._retired is not None and self._world.chance(0.7):
-            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=not self._contested)
+            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=True)
         else:
             self._ask(self.has, "a guess", refusable=GUESSED, unwelcome=True)
 

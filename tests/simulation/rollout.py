@@ -39,10 +39,14 @@ class Rollout(Client):
         """Where the loop stands."""
         match output:
             case StepDone():
-                if output.step > self.committed and self.gateway is not None:
+                if output.step <= self.committed:
+                    self.verb_ms = self._verb_before_ms  # An answer again is no progress.
+                elif self.gateway is not None:
                     self.verb_ms = self.gateway.now_ms
                 self._answered(output.step, output.committed_step, None)
             case StepFailed():
+                if output.ref == f"verb_{self._verbs_said}":
+                    self.verb_ms = self._verb_before_ms
                 self._answered(output.step, output.committed_step, output.error)
             case Answered(error=error) if error is not None:
                 # It may have been a step: then that is no more in flight than before.
@@ -59,7 +63,8 @@ class Rollout(Client):
 
     def _answered(self, step: int, committed: int, error: ErrorInfo | None) -> None:
         self.flying.discard(step)
-        self.committed = committed
+        # An earlier answer that is given again says what was committed then.
+        self.committed = max(self.committed, committed)
         self._answers += 1
         self._last_error = error
 

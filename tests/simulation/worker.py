@@ -40,6 +40,7 @@ from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     AttachArena,
     CancelTurn,
@@ -106,7 +107,6 @@ class WorkerProcess(Process):
     def stop(self) -> None:
         """End in order: whoever has a session here is told, then the process ends."""
         self.tell(ShuttingDown())
-        self._refresh_status(announce=True)
 
     def blame(self, session: str, cause: str) -> None:
         """What goes wrong with `session` from now on has this cause."""
@@ -180,6 +180,8 @@ class WorkerProcess(Process):
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():
                 engine.free(action.session)
+            case Announce():
+                self._refresh_status(announce=True)
             case AttachArena() | DiscardPayload() | VoidTurn():
                 pass  # Everything travels inside messages here.
             case _:
@@ -212,7 +214,6 @@ class WorkerProcess(Process):
 
     def _loaded(self) -> None:
         self.tell(EngineReady())
-        self._refresh_status(announce=True)
 
     def _refresh_status(self, *, announce: bool = False) -> None:
         status = self.control.status(self.stage, 0)

@@ -41,6 +41,7 @@ from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     CancelTurn,
     CommandReceived,
@@ -614,6 +615,17 @@ def test_an_open_during_closing_starts_afresh_when_all_is_freed() -> None:
     assert bench.take()[-1] == Answer("s", "again", None, {"done": "open"})
 
 
+def test_an_open_that_waits_and_comes_again_is_answered_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    for _ in range(2):
+        assert bench.command(Open(FENCE, "again")) in ([], [CancelTurn("s", 1)])
+    assert bench.take() == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    answers = [report for report in bench.take() if isinstance(report, Answer)]
+    assert answers == [Answer("s", "again", None, {"done": "open"})]
+
+
 def test_waiting_commands_are_answered_when_the_session_closes() -> None:
     bench = Bench().open()
     bench.command(Signal(FENCE, "c1", "x", after_input=1))
@@ -630,6 +642,15 @@ def test_a_worker_that_is_ending_is_not_ready() -> None:
     assert bench.control.ready
     bench.tell(ShuttingDown())
     assert not bench.control.ready
+
+
+def test_a_worker_says_that_it_is_ending_before_it_refuses_anything() -> None:
+    bench = Bench().open()
+    bench.command(Configure(FENCE, "c1", after_input=1))
+    first, refused, *_ = bench.control.handle(ShuttingDown(), bench.now_ms)
+    assert isinstance(first, Announce)
+    assert isinstance(refused, SendReport)
+    assert code(refused.report) == "session_state_lost"
 
 
 def test_shutting_down_frees_everything() -> None:
@@ -767,7 +788,7 @@ class Watch:
                     self.inputs[action.session] = action.sequence
                 case FeedTurn():
                     self.passed_on += 1
-            if not isinstance(action, FreeSession | AbandonTurn | ForgetParked):
+            if not isinstance(action, FreeSession | AbandonTurn | ForgetParked | Announce):
                 assert getattr(action, "session", None) in self.engine
         held = self.bench.ledger.devices()[HOST]
         assert held.reserved <= 10

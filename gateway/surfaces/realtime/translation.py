@@ -11,7 +11,6 @@ from typing import Any
 from gateway.surfaces.farewell import farewell
 from gateway.surfaces.realtime.outputs import ERROR_TYPES, events
 from gateway.surfaces.realtime.settings import (
-    SETTINGS_FIELDS,
     check_format,
     check_voice_name,
     refuse_tools,
@@ -169,9 +168,8 @@ class Translation:
 
     def _refused(self, refused: client.Refused) -> str:
         param = refused.error.field
-        if param is not None and param.split(".", 1)[0].split("[", 1)[0] in SETTINGS_FIELDS:
-            # The session core names settings by their own path.
-            param = f"session.{param}"
+        if param is not None and param.split(".", 1)[0] == "settings":
+            param = f"session{param.removeprefix('settings')}"
         return self._error(refused.error, param, refused.ref)
 
     def _error(self, error: ErrorInfo, param: str | None, event_id: str | None) -> str:

@@ -81,7 +81,8 @@ class OneShot:
                 lambda stage=stage: self.machine.stage_settings(stage),  # type: ignore[misc]
                 self._act,
                 tenant="somebody",
-                stage_ready=lambda other: self.bindings[other].ready,
+                priority=0,
+                peer=lambda other: self.bindings[other],
             )
             self.bindings[stage].bind()
             self.come_back(stage)

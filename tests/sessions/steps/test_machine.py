@@ -189,8 +189,12 @@ def test_inputs_and_parameters_that_are_too_long_are_refused_by_name(
     monkeypatch.setattr(passed_on, "MAX_INPUT_BYTES", 7)
     harness = StepHarness()
     harness.say(Step(1, [MOVE, MOVE]))
-    harness.say(Step(1, [MOVE], {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}))
-    failed = harness.take()
+    long = {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}
+    harness.say(Step(1, [MOVE], long))
+    harness.say(Reset(long))
+    *failed, refused = harness.take()
+    assert isinstance(refused, Refused)
+    assert refused.error.field == "reset.parameters"
     assert [(f.error.code, f.error.field) for f in failed if isinstance(f, StepFailed)] == [
         ("payload_too_large", "inputs"),
         ("invalid_value", "parameters"),
@@ -463,6 +467,17 @@ def test_only_the_stage_that_keeps_the_state_is_given_the_number() -> None:
     assert harness.outputs == []
     harness.end(stage="decode")
     assert said(harness.take()) == [("done", 1, 1)]
+
+
+def test_a_step_waits_for_the_answer_to_the_one_before_it_although_that_is_committed() -> None:
+    harness = StepHarness(chain())
+    through_world(harness, 1)
+    harness.end(1)
+    harness.step(2)
+    (failed,) = harness.take()
+    assert isinstance(failed, StepFailed)
+    assert (failed.error.code, failed.committed_step) == ("step_out_of_order", 1)
+    assert "step 1 is in flight" in failed.error.message
 
 
 def test_a_step_whose_output_was_lost_behind_the_state_is_stated_as_committed() -> None:

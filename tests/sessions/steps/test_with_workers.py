@@ -146,7 +146,8 @@ class Together:
             dict,
             self.act,
             tenant="somebody",
-            stage_ready=lambda other: self.bindings[other].ready,
+            priority=0,
+            peer=lambda other: self.bindings[other],
         )
         self.bindings[STAGE] = self.binding
         self.binding.bind()

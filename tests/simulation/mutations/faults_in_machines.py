@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         "a turn that fails tells nobody",
         "sessions/orchestrator.py",
-        "        self._emit(self._result(flow, error, frozenset(unsettled)))\n",
+        "        self._emit(flow.result(error, frozenset(unsettled)))\n",
         "",
     ),
     Mutation(
