@@ -41,6 +41,8 @@ OTHERS: list[Any] = [
     client.SettingsUpdated("s", "voice", SETTINGS, 1_900_000_000),
     client.Refused(ERROR, "mine"),
     client.Answered("c1", ERROR, {"committed_step": 3}),
+    client.Parking("think", "requested"),
+    client.Parked("think"),
     client.Restoring("think"),
     client.Restored("think"),
     client.SessionEnded("client"),

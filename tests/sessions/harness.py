@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
-from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, SessionStateLost
 from protocol.messages import (
     Answer,
     Close,
     Command,
     Feed,
     Open,
+    Park,
     Run,
     StageEvent,
     TurnEnded,
@@ -26,6 +27,7 @@ from sessions.actions import (
     ClientSaid,
     DirectoryAnswered,
     Event,
+    ForgetParked,
     HoldClient,
     OpenRequested,
     Released,
@@ -38,6 +40,7 @@ from sessions.actions import (
     ToClient,
     ToStage,
     TurnMeasured,
+    Unbind,
 )
 from sessions.client import SessionCreated
 from sessions.directory import MemoryDirectory, Request
@@ -94,6 +97,7 @@ class Harness:
         controller: str | None = "client",
         secret: str | None = None,
         limits: Limits | None = None,
+        parks: Iterable[str] = (),
     ) -> None:
         self.now_ms = 1_000.0
         self._ids = 0
@@ -123,6 +127,12 @@ class Harness:
         self.asked: list[Request] = []
         """Calls of the directory that `answer` is still to answer."""
         self.refuse_open: dict[str, ErrorInfo] = {}
+        self.parks = set(parks)
+        self.parked: set[str] = set()
+        """The stages whose state is in the store."""
+        self.answer_parks = True
+        self.refuse_park: ErrorInfo | None = None
+        self.unbound: list[str] = []
         self._output_sequence: dict[tuple[str, int], int] = {}
         if opened:
             self.feed(OpenRequested())
@@ -157,6 +167,10 @@ class Harness:
                         else:
                             error = CapacityExceeded("none").info()
                             events.append(StageUnavailable(action.stage, error))
+                    case Unbind():
+                        self.unbound.append(action.stage)
+                    case ForgetParked():
+                        self.parked.discard(action.stage)
                     case AskDirectory():
                         if self.answer_directory:
                             reply = self.directory.call(action.request)
@@ -173,8 +187,18 @@ class Harness:
     def _worker(self, stage: str, command: Command, events: list[Event]) -> None:
         """Answer opens and closes as a healthy worker does."""
         if isinstance(command, Open) and self.answer_opens:
-            answer = Answer("sess_1", command.command, self.refuse_open.get(stage))
-            events.append(Reported(stage, answer))
+            error = self.refuse_open.get(stage)
+            if error is None and command.restore:
+                if stage not in self.parked:
+                    error = SessionStateLost("nothing is parked").info()
+                self.parked.discard(stage)
+            result = {"parks": True} if stage in self.parks else {}
+            events.append(Reported(stage, Answer("sess_1", command.command, error, result)))
+        if isinstance(command, Park) and self.answer_parks:
+            error = self.refuse_park
+            if error is None:
+                self.parked.add(stage)
+            events.append(Reported(stage, Answer("sess_1", command.command, error)))
         if isinstance(command, Close) and self.answer_closes:
             events.append(Reported(stage, Answer("sess_1", command.command)))
 

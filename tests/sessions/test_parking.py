@@ -1,0 +1,254 @@
+"""A stage's state is put away and brought back, and nobody who has work for it loses any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocol.errors import CapacityExceeded, InvalidRequest, SessionStateLost
+from protocol.messages import Answer, Close, Open, Park, RoomWanted, Run, Signal, Update
+from sessions.actions import (
+    CloseRequested,
+    OpenRequested,
+    ParkRequested,
+    Reported,
+    RestoreRequested,
+    StageLost,
+)
+from sessions.client import Origin, Parked, Parking, Refused, Restored, Restoring
+from sessions.duplex.events import AppendAudio, ClearInput, ResponseDone, ResponseStatus
+from sessions.lifecycle import CloseReason
+from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
+
+THINK = "think"
+
+
+def parking(*stages: str, **fields: Any) -> Harness:
+    """A session whose `stages` (by default: think) can be parked."""
+    return Harness(parks=stages or (THINK,), **fields)
+
+
+def parked(*stages: str, **fields: Any) -> Harness:
+    """A session whose state on `stages` is in the store."""
+    harness = parking(*stages, **fields)
+    harness.feed(ParkRequested())
+    harness.clear()
+    return harness
+
+
+def last_open(harness: Harness, stage: str = THINK) -> Open:
+    opened: Open = harness.sent(Open, stage)[-1]
+    return opened
+
+
+def test_what_can_be_parked_is_when_it_is_asked_for() -> None:
+    harness = parking()
+    harness.feed(ParkRequested())
+    assert harness.outputs == [Parking(THINK, "requested"), Parked(THINK)]
+    (park,) = harness.sent(Park, THINK)
+    assert park.expires_at_s == 1_900_000_000
+    assert harness.parked == {THINK}
+    assert harness.unbound == [THINK]
+    assert harness.session.parked == (THINK,)
+    assert not harness.sent(Park, "listen")
+
+
+def test_the_next_turn_brings_it_back() -> None:
+    harness = parked()
+    turn = harness.reply_turn()
+    assert last_open(harness).restore
+    assert [o for o in harness.outputs if isinstance(o, Restoring | Restored)] == [
+        Restoring(THINK),
+        Restored(THINK, Origin.SNAPSHOT),
+    ]
+    assert harness.last_run(THINK).turn == turn
+    assert (harness.parked, harness.session.parked) == (set(), ())
+
+
+def test_it_comes_back_when_that_is_asked_for() -> None:
+    harness = parked()
+    harness.feed(RestoreRequested())
+    assert harness.outputs == [Restoring(THINK), Restored(THINK, Origin.SNAPSHOT)]
+
+
+def test_the_owner_gives_room_when_a_worker_wants_it() -> None:
+    harness = parking()
+    harness.feed(Reported(THINK, RoomWanted("sess_1")))
+    assert harness.outputs == [Parking(THINK, "room_wanted"), Parked(THINK)]
+
+
+def test_a_stage_with_work_gives_no_room() -> None:
+    harness = parking()
+    harness.reply_turn()
+    harness.feed(Reported(THINK, RoomWanted("sess_1")))
+    harness.feed(ParkRequested())
+    assert not harness.sent(Park, THINK)
+
+
+def test_what_cannot_be_put_away_goes_on() -> None:
+    harness = parking()
+    harness.refuse_park = CapacityExceeded("the store is full").info()
+    harness.feed(ParkRequested())
+    assert harness.outputs == [Parking(THINK, "requested"), Restored(THINK, Origin.KEPT)]
+    assert (harness.unbound, harness.session.parked) == ([], ())
+    harness.reply_turn()
+    assert not harness.sent(Open, THINK)
+
+
+def test_a_turn_that_comes_while_it_is_put_away_waits_and_brings_it_back() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    harness.hear("What is new?")
+    assert not harness.sent(Run, THINK)
+    (park,) = harness.sent(Park, THINK)
+    harness.parked.add(THINK)
+    harness.feed(Reported(THINK, Answer("sess_1", park.command, None)))
+    assert last_open(harness).restore
+    assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_a_turn_that_comes_while_it_cannot_be_put_away_runs() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    harness.hear("What is new?")
+    (park,) = harness.sent(Park, THINK)
+    busy = InvalidRequest("not now", code="session_busy").info()
+    harness.feed(Reported(THINK, Answer("sess_1", park.command, busy)))
+    assert not harness.sent(Open, THINK)
+    assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_a_turn_brings_back_the_stage_that_reads_it_too() -> None:
+    harness = parked("think", "speak")
+    turn = harness.reply_turn()
+    harness.text(THINK, turn, "Here I am. ")
+    harness.done(THINK, turn)
+    assert last_open(harness, "speak").restore
+    harness.audio(turn, 0, 100)
+    harness.done("speak", turn)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_input_brings_it_back_and_none_of_it_is_lost() -> None:
+    harness = parked("listen")
+    harness.answer_opens = False
+    for _ in range(3):
+        harness.say(AppendAudio(PCM_MS * 20))
+    harness.say(ClearInput())
+    opened = last_open(harness, "listen")
+    assert opened.restore
+    after = harness.commands[harness.commands.index(("listen", opened)) + 1 :]
+    kinds = [type(command) for stage, command in after if stage == "listen"]
+    assert kinds == [Update, Update, Update, Signal]
+    assert [u.sequence for u in harness.sent(Update, "listen")] == [1, 2, 3]
+    assert harness.sent(Signal, "listen")[0].after_input == 3
+
+
+def test_more_input_than_is_held_is_told_as_lost() -> None:
+    harness = parked("listen")
+    harness.available.discard("listen")
+    for _ in range(100):
+        harness.say(AppendAudio(PCM_MS * 10))
+    harness.come_back("listen")
+    assert len(harness.sent(Update, "listen")) == 64
+    assert harness.one(Refused).error.message.startswith("360 ms")
+
+
+def test_what_does_not_come_back_is_rebuilt() -> None:
+    harness = parked()
+    harness.parked.clear()
+    turn = harness.reply_turn()
+    restored, anew = harness.sent(Open, THINK)[-2:]
+    assert (restored.restore, anew.restore) == (True, False)
+    assert [o for o in harness.outputs if isinstance(o, Restored)] == [
+        Restored(THINK, Origin.REBUILT)
+    ]
+    assert harness.last_run(THINK).turn == turn
+
+
+def test_where_there_is_no_room_now_the_turn_fails_and_the_state_stays() -> None:
+    harness = parked()
+    harness.refuse_open[THINK] = CapacityExceeded("no room").info()
+    harness.hear("What is new?")
+    done = harness.one(ResponseDone).response
+    assert (done.status, done.error.code) == (ResponseStatus.FAILED, "capacity_exceeded")
+    assert harness.session.parked == (THINK,)
+    assert harness.parked == {THINK}
+    harness.refuse_open.clear()
+    harness.clear()
+    turn = harness.reply_turn("And now?")
+    assert last_open(harness).restore
+    assert harness.last_run(THINK).turn == turn
+
+
+@pytest.mark.parametrize("when", ["parking", "restoring"])
+def test_a_worker_that_dies_on_the_way_takes_the_state_along(when: str) -> None:
+    harness = parking() if when == "parking" else parked()
+    harness.answer_parks = harness.answer_opens = False
+    harness.feed(ParkRequested() if when == "parking" else RestoreRequested())
+    harness.clear()
+    harness.answer_opens = True
+    harness.feed(StageLost(THINK))
+    assert [type(o) for o in harness.outputs] == [Restoring, Restored]
+    assert harness.outputs[-1].origin is Origin.REBUILT
+    assert not last_open(harness).restore
+    assert harness.parked == set()
+
+
+@pytest.mark.parametrize("when", ["parked", "parking", "restoring", "waiting"])
+def test_a_session_that_ends_leaves_nothing_in_the_store(when: str) -> None:
+    harness = parking() if when == "parking" else parked()
+    if when == "waiting":
+        harness.available.discard(THINK)
+    harness.answer_parks = harness.answer_opens = False
+    if when == "parking":
+        harness.feed(ParkRequested())
+    elif when != "parked":
+        harness.feed(RestoreRequested())
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    if when in ("parking", "restoring"):
+        assert harness.sent(Close, THINK)
+    else:
+        assert harness.parked == set()
+    assert harness.released is not None
+
+
+@pytest.mark.parametrize("priority", [None, 0, 3])
+def test_workers_are_told_who_makes_room_first(priority: int | None) -> None:
+    harness = Harness(replace(voice_pipeline(), priority=priority), opened=False)
+    harness.feed(OpenRequested())
+    opens = [command for _, command in harness.commands if isinstance(command, Open)]
+    assert [command.priority for command in opens] == [priority] * 3
+
+
+def test_nothing_is_parked_of_a_session_that_ends() -> None:
+    harness = parking()
+    harness.answer_closes = False
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    harness.feed(ParkRequested())
+    harness.feed(Reported(THINK, RoomWanted("sess_1")))
+    assert not harness.sent(Park, THINK)
+
+
+def test_a_second_wish_for_room_changes_nothing() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    for _ in range(2):
+        harness.feed(Reported(THINK, RoomWanted("sess_1")))
+        harness.feed(ParkRequested())
+    assert len(harness.sent(Park, THINK)) == 1
+
+
+def test_a_late_answer_to_a_restore_that_was_given_up_is_nobodys() -> None:
+    harness = parked()
+    harness.answer_opens = False
+    harness.feed(RestoreRequested())
+    stale = last_open(harness).command
+    harness.feed(StageLost(THINK))
+    lost = SessionStateLost("gone").info()
+    harness.feed(Reported(THINK, Answer("sess_1", stale, lost)))
+    assert harness.session.state.value == "active"
