@@ -34,6 +34,7 @@ from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
     NotFound,
+    SessionBusy,
     SessionStateLost,
 )
 from protocol.messages import (
@@ -46,6 +47,8 @@ from sessions.actions import (
     CloseRequested,
     Event,
     OpenRequested,
+    ParkRequested,
+    RestoreRequested,
     StageCrowded,
     ToClient,
     TurnMeasured,
@@ -323,6 +326,24 @@ class GatewayHost:
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
+
+    def park_session(self, session: str) -> tuple[str, ...]:
+        """Have the state of a session put away where it can be. Raises NotFound, and
+        SessionBusy where it can nowhere."""
+        known = self._find(session, None).session
+        self.handle(session, ParkRequested())
+        if not known.parked:
+            raise SessionBusy(
+                "no stage of this session can be parked now: it has work, or its engines cannot"
+            )
+        return known.parked
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
+        """Have what is parked of a session brought back. Raises NotFound."""
+        known = self._find(session, None).session
+        parked = known.parked
+        self.handle(session, RestoreRequested())
+        return parked
 
     def drain(self) -> None:
         """Take no more sessions and close all."""

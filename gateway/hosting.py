@@ -94,6 +94,8 @@ class SessionSummary:
     idle_s: float
     facts: dict[str, Any] = field(default_factory=dict)
     """What the session's kind has to say, such as `committed_step`."""
+    parked: tuple[str, ...] = ()
+    """The stages whose state is in the store, or on its way there or back."""
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     """What workers have reserved for it, by stage and device."""
 
@@ -188,6 +190,15 @@ class SessionHost(Protocol):
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
         """Close a session: for the operator, or for its tenant. Raises NotFound."""
+
+    def park_session(self, session: str) -> tuple[str, ...]:
+        """Have the state of a session put away; the stages where it is, or is about to be.
+
+        Raises NotFound, and SessionBusy where there is none.
+        """
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
+        """Have what is parked of a session brought back; the stages. Raises NotFound."""
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""

@@ -37,6 +37,7 @@ def session_summary(
         age_s=round((now_ms - opened_at_ms) / 1000, 3),
         idle_s=round((now_ms - session.idle_since_ms) / 1000, 3),
         facts=session.facts(),
+        parked=session.parked,
         bytes=session.reserved,
     )
 

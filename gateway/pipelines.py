@@ -66,4 +66,5 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
+        priority=section.priority if section.durability == "park" else None,
     )

@@ -172,8 +172,9 @@ class PipelineConfig(_Section):
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
     cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
-    clients of other kinds than duplex send is `inline`. `state` names the stage that keeps
-    the state of a world or robot, where it is not the first one.
+    clients of other kinds than duplex send is `inline`. Sessions of a lower `priority` are
+    parked first to make room for others, and with `durability: none` none are. `state` names
+    the stage that keeps the state of a world or robot, where it is not the first one.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -186,6 +187,8 @@ class PipelineConfig(_Section):
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    durability: Literal["none", "park"] = "park"
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
@@ -230,11 +233,24 @@ class PipelineConfig(_Section):
         yield from self.outputs.values()
 
 
+class ParkingConfig(_Section):
+    """Where the state of sessions goes that make room for others.
+
+    `memory` bytes of the host's memory come first, then a directory `disk`, if there is one,
+    with at most `disk_bytes` in it. With no room in either a session is not parked.
+    """
+
+    memory: Annotated[pydantic.ByteSize, Field(ge=0)] = pydantic.ByteSize(1024**3)
+    disk: Path | None = None
+    disk_bytes: Annotated[pydantic.ByteSize, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
+
+
 class Config(_Section):
     """A whole deployment. A client that names no pipeline gets the first one."""
 
     gateway: GatewayConfig = GatewayConfig()
     directory: Literal["memory"] = "memory"
+    parking: ParkingConfig = ParkingConfig()
     stages: dict[Name, StageConfig] = Field(min_length=1)
     pipelines: dict[Name, PipelineConfig] = Field(min_length=1)
 
@@ -244,6 +260,7 @@ _OPTIONS = tuple(
     for section in (
         Config,
         GatewayConfig,
+        ParkingConfig,
         PipelineConfig,
         EdgeConfig,
         LimitsConfig,

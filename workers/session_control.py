@@ -16,6 +16,7 @@ from protocol.errors import (
     CapacityExceeded,
     ErrorInfo,
     InvalidRequest,
+    SessionBusy,
     SessionStateLost,
 )
 from protocol.messages import (
@@ -439,7 +440,7 @@ class SessionControl:
         if not self._parks:
             return InvalidRequest("this engine parks no sessions", code="unsupported")
         if self.turns or self.turns.kept_bytes:
-            return InvalidRequest("a turn runs, or its output is still kept", code="session_busy")
+            return SessionBusy("a turn runs, or its output is still kept")
         return self.turns.steps.unusable()
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:

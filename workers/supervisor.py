@@ -15,24 +15,35 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from protocol.config import Config, GatewayConfig, check_binding, load_config
+from protocol.config import (
+    Config,
+    GatewayConfig,
+    ParkingConfig,
+    check_binding,
+    load_config,
+)
 from protocol.device_bytes import HOST, binary_size
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
 from workers.child import Child, RestartPolicy, StartFailed
 from workers.host_memory import host_memory_bytes
-from workers.runtime_directory import runtime_directory
+from workers.runtime_directory import private_directory, runtime_directory
+from workers.snapshots import SnapshotPlace
 from workers.spec import WorkerSpec, WorkerStarted
 
 _log = structlog.get_logger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
+"""Files in it lie in memory."""
 
 
 class GatewayStarted(msgspec.Struct, frozen=True):
@@ -56,10 +67,11 @@ class Supervisor:
         directory: Path,
         overrides: Sequence[str] = (),
         policy: RestartPolicy | None = None,
+        snapshots: Sequence[SnapshotPlace] = (),
     ) -> None:
         self._announced = False
         self._tls = config.gateway.tls_cert is not None or "--tls-cert" in overrides
-        specs = worker_specs(config, directory)
+        specs = worker_specs(config, directory, snapshots)
         self.workers = [self._worker(spec, policy) for spec in specs]
         addresses = [
             {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
@@ -128,7 +140,9 @@ class Supervisor:
         return f"http{'s' if self._tls else ''}://{host}:{started.port}/"
 
 
-def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
+def worker_specs(
+    config: Config, directory: Path, snapshots: Sequence[SnapshotPlace] = ()
+) -> list[WorkerSpec]:
     """One spec a worker; its endpoint stays the same however often it is started again.
 
     Each replica of a stage may have to take all sessions of the pipelines that use it: the
@@ -152,10 +166,32 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             budget={HOST: share, **{d: int(size) for d, size in section.budget.items()}},
             head_room=section.head_room,
             tenant_share=section.tenant_share,
+            snapshots=list(snapshots),
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)
     ]
+
+
+@contextmanager
+def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
+    """Where workers park sessions: in memory, which is given back at the end, then on disk.
+
+    Raises ConfigError for a disk directory that cannot be used.
+    """
+    places = []
+    with ExitStack() as held:
+        if parking.memory and _SHARED_MEMORY.is_dir():
+            directory = held.enter_context(private_directory(_SHARED_MEMORY))
+            places.append(SnapshotPlace(str(directory), parking.memory))
+        if parking.disk is not None:
+            try:
+                parking.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                field = "parking.disk"
+                raise ConfigError(f"{field}: {error}", field=field) from None
+            places.append(SnapshotPlace(str(parking.disk.absolute()), parking.disk_bytes))
+        yield places
 
 
 def _share_of_memory(config: Config) -> int:
@@ -163,7 +199,8 @@ def _share_of_memory(config: Config) -> int:
 
     Raises ConfigError when the budgets it does name are more than there is.
     """
-    memory = rest = host_memory_bytes()
+    memory = host_memory_bytes()
+    rest = memory - config.parking.memory
     sharing = 0
     for stage, section in config.stages.items():
         if (budget := section.budget.get(HOST)) is None:
@@ -206,8 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
         gateway = _overridden(config.gateway, options)
         check_binding(gateway, insecure=options.insecure)
         check_port(gateway.host, gateway.port)
-        with runtime_directory() as directory:
-            supervisor = Supervisor(config, options.config, directory, _overrides(options))
+        with runtime_directory() as directory, _snapshot_places(config.parking) as snapshots:
+            supervisor = Supervisor(
+                config, options.config, directory, _overrides(options), snapshots=snapshots
+            )
             asyncio.run(_run(supervisor))
     except StartFailed as error:
         _complain(f"{error.name} cannot start: {_reason(error)}")

@@ -26,6 +26,12 @@ class GatewayUnreachable(AntiphonError):
     code = "gateway_unreachable"
 
 
+class SessionBusy(AntiphonError):
+    """The session cannot be parked now."""
+
+    code = "session_busy"
+
+
 class NoSuchSession(AntiphonError):
     """The gateway has no session of that id."""
 
@@ -72,6 +78,22 @@ class AdminClient:
             raise GatewayUnreachable(f"{address} does not answer like a gateway")
         return found
 
+    def park(self, session: str) -> list[str]:
+        """Have a session's state put away; the stages. Raises NoSuchSession or SessionBusy."""
+        return list(self._command(session, "park")["parked"])
+
+    def restore(self, session: str) -> list[str]:
+        """Have a session's state brought back; the stages. Raises NoSuchSession."""
+        return list(self._command(session, "restore")["restored"])
+
+    def _command(self, session: str, name: str) -> dict[str, Any]:
+        address = f"{self._base}/sessions/{quote(session, safe='')}/{name}"
+        try:
+            answer: dict[str, Any] = self._ask("POST", address, session).json()
+        except ValueError:
+            raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
+        return answer
+
     def close(self, session: str) -> None:
         """Close a session. Raises NoSuchSession."""
         self._ask("DELETE", f"{self._base}/sessions/{quote(session, safe='')}", session)
@@ -98,6 +120,8 @@ class AdminClient:
             )
         if answer.status_code == 404 and session is not None:
             raise NoSuchSession(f"there is no session {session}")
+        if answer.status_code == 409 and session is not None:
+            raise SessionBusy(f"{session} has work, or its engines cannot park it")
         if not answer.is_success:
             words = " ".join(answer.text.split())[:200]
             raise GatewayUnreachable(f"{address} answered {answer.status_code}: {words}")

@@ -16,11 +16,16 @@ _HEADINGS = {"age_s": "age", "idle_s": "idle"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon sessions`."""
-    parser.description = "List the sessions of a running gateway, show one, or close one."
+    parser.description = "List the sessions of a running gateway; show, park or close one."
     add_admin_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="[ACTION]", title="actions")
     actions.add_parser("list", help="list all (what happens without an action)")
-    for name, summary in (("show", "all that is known of one"), ("close", "close one now")):
+    for name, summary in (
+        ("show", "all that is known of one"),
+        ("park", "put the state of one away, where its engines can"),
+        ("restore", "bring back what is parked of one, before anybody needs it"),
+        ("close", "close one now"),
+    ):
         action = actions.add_parser(name, help=summary)
         action.add_argument("session", metavar="ID", help="the session's id, sess_...")
 
@@ -28,12 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the action.
 
-    Raises GatewayUnreachable, InvalidRequest (a refused key) or NoSuchSession.
+    Raises GatewayUnreachable, InvalidRequest (a refused key), NoSuchSession or SessionBusy.
     """
     gateway = AdminClient(arguments.url, arguments.key)
     match arguments.action:
         case "show":
             _show(gateway.session(arguments.session), arguments.json)
+        case "park":
+            _say(arguments, "parked", gateway.park(arguments.session))
+        case "restore":
+            _say(arguments, "restored", gateway.restore(arguments.session))
         case "close":
             gateway.close(arguments.session)
             if arguments.json:
@@ -43,6 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
         case _:
             _list(gateway.sessions(), arguments.json)
     return 0
+
+
+def _say(arguments: argparse.Namespace, what: str, stages: list[str]) -> None:
+    if arguments.json:
+        print(json.dumps({"id": arguments.session, what: stages}))
+    else:
+        print(f"{arguments.session}: {what} {', '.join(stages) or 'nothing'}")
 
 
 def _list(sessions: list[dict[str, Any]], as_json: bool) -> None:

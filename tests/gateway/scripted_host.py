@@ -196,6 +196,12 @@ class ScriptedHost:
                 return
         raise self._no(session)
 
+    def park_session(self, session: str) -> tuple[str, ...]:
+        raise self._no(session)
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
+        raise self._no(session)
+
     @staticmethod
     def _no(session: str) -> NotFound:
         return NotFound(f"there is no session {session!r}", code="session_not_found")
