@@ -6,7 +6,7 @@ The whole of it is in this process: a test can tell an engine when to go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -107,11 +107,12 @@ async def serving_kind(
     pipeline: Pipeline,
     make_engine: Callable[[str], Engine],
     config: GatewayConfig | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[RealGateway]:
     """A gateway that serves one pipeline, with what `make_engine` makes for each stage."""
     metrics = GatewayMetrics()
     async with (
-        served({pipeline.name: pipeline}, make_engine, metrics) as it,
+        served({pipeline.name: pipeline}, make_engine, metrics, spec) as it,
         listening(it.host, metrics, config) as (server, port),
     ):
         yield RealGateway(it.host, it.engines, metrics, server, port)
