@@ -68,31 +68,27 @@ class Files:
     @property
     def state(self) -> Path:
         """What the engine writes."""
-        return self.directory / f"{self.id}.state"
+        return self.directory / self._state_name
 
     @property
     def reservation(self) -> Path:
         """As long as what the snapshot may take; there only while it is made."""
-        return self.directory / f"{self.id}.reservation"
+        return self.directory / self._reservation_name
 
     @property
     def meta(self) -> Path:
         """The meta data, where they are now."""
-        if self.label is None:
-            return self.directory / f"{self.id}.meta"
-        words = (self.id, *msgspec.structs.astuple(self.label), "parked")
-        return self.directory / ".".join(map(str, words))
+        return self.directory / self._meta_name
 
     @property
     def reserved_bytes(self) -> int:
         """What was reserved for it."""
-        return self.sizes.get(self.reservation.name, 0)
+        return self.sizes.get(self._reservation_name, 0)
 
     @property
     def written_bytes(self) -> int:
         """What its files take."""
-        sizes = (size for name, size in self.sizes.items() if name != self.reservation.name)
-        return sum(map(whole_blocks, sizes))
+        return sum(map(whole_blocks, self.sizes.values())) - whole_blocks(self.reserved_bytes)
 
     @property
     def bytes(self) -> int:
@@ -104,17 +100,32 @@ class Files:
         made = self.meta
         self.label = label
         os.rename(made, self.meta)
-        self.sizes[self.meta.name] = self.sizes.pop(made.name)
+        self.sizes[self._meta_name] = self.sizes.pop(made.name)
         self.tidy()
 
     def tidy(self) -> None:
         """Remove what only the making of the snapshot needed."""
-        self._remove({*self.sizes} - {self.meta.name, self.state.name})
+        self._remove(self.sizes.keys() - {self._meta_name, self._state_name})
 
     def drop(self) -> None:
         """Remove all of it; first the file that makes it a snapshot."""
-        self._remove({self.meta.name})
+        self._remove({self._meta_name})
         self._remove({*self.sizes})
+
+    @property
+    def _state_name(self) -> str:
+        return f"{self.id}.state"
+
+    @property
+    def _reservation_name(self) -> str:
+        return f"{self.id}.reservation"
+
+    @property
+    def _meta_name(self) -> str:
+        if (label := self.label) is None:
+            return f"{self.id}.meta"
+        words = (label.deployment, label.key, label.generation, label.expires_ms)
+        return ".".join([self.id, *map(str, words), "parked"])
 
     def _remove(self, names: set[str]) -> None:
         for name in names:

@@ -12,7 +12,7 @@ import fcntl
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +262,7 @@ class SnapshotStore:
         """All of a session and stage, the newest last: so they are to be dropped, for none
         may be found once a newer one is gone."""
         key = key_digest(session, stage)
-        return [(files, label) for files, label in self._parked() if label.key == key]
+        return [(files, label) for files, label in _parked(self._all()) if label.key == key]
 
     def _newest(self, session: str, stage: str) -> Files:
         found = self._snapshots(session, stage)
@@ -275,21 +275,16 @@ class SnapshotStore:
             raise SessionStateLost("the session's snapshot belongs to another deployment")
         return files
 
-    def _parked(self) -> list[tuple[Files, Label]]:
-        found = [(files, files.label) for files in self._all() if files.label is not None]
-        return sorted(found, key=lambda snapshot: snapshot[1].generation)
-
-    def _all(self) -> Iterator[Files]:
-        for directory in self._directories:
-            yield from directory.listing().files.values()
+    def _all(self) -> list[Files]:
+        listings = [directory.listing() for directory in self._directories]
+        return [files for listing in listings for files in listing.files.values()]
 
     def _sweep(self, now_s: float) -> int:
+        found = self._all()
         dropped = [
-            files
-            for files in self._all()
-            if files.label is None and not is_locked(files.reservation)
+            files for files in found if files.label is None and not is_locked(files.reservation)
         ]
-        parked = self._parked()
+        parked = _parked(found)
         newest = {label.key: label.generation for _, label in parked}
         deployment = deployment_digest(self._deployment)
         for files, label in parked:
@@ -302,7 +297,7 @@ class SnapshotStore:
             files.drop()
         return len(dropped)
 
-    def _sync(self, changed: Iterator[Files] | Sequence[Files]) -> None:
+    def _sync(self, changed: Iterable[Files]) -> None:
         """Have it on the disk that they were made or dropped: a machine that fails must not
         come back with what is old."""
         paths = {files.directory for files in changed}
@@ -317,6 +312,12 @@ def _use(directory: Directory) -> PlaceUse:
     drafts = len(listing.files) - snapshots
     path = str(directory.path)
     return PlaceUse(path, snapshots, drafts, listing.bytes, directory.budget_bytes)
+
+
+def _parked(found: Iterable[Files]) -> list[tuple[Files, Label]]:
+    """The snapshots among them, by generation."""
+    labelled = [(files, files.label) for files in found if files.label is not None]
+    return sorted(labelled, key=lambda snapshot: snapshot[1].generation)
 
 
 def _check_open(draft: Draft) -> None:
