@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import SessionStateLost
 from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession
-from workers.snapshots import SnapshotStore
+from workers.snapshots import SnapshotStore, Taken
 
 Result = TypeVar("Result")
 
@@ -74,9 +74,11 @@ class Parking:
             taken = await self._in_thread(
                 lambda: store.take(
                     session, self._stage, engine=self._kind, weights=engine.weights()
-                )
+                ),
+                undo=Taken.close,
             )
-            state = await engine.restore(session, settings, emit, taken.path)
+            with taken:
+                state = await engine.restore(session, settings, emit, taken.path)
         except SessionStateLost:
             self.forget(session)
             raise

@@ -67,24 +67,28 @@ class Rooms:
     def _have_room_made(
         self, shortage: Mapping[str, int], sessions: Iterable[SessionControl]
     ) -> bool:
-        """Ask as many as it takes, the least recently used first; False when all are too few."""
-        lacking = Counter(shortage)
-        chosen = []
+        """Ask as many as it takes, the least recently used first.
+
+        Some may have to finish a turn before they can be asked. False when all together,
+        once they have nothing to do, would not be enough.
+        """
+        parkable = [session for session in sessions if session.parkable]
+        most: Counter[str] = Counter()
+        for session in parkable:
+            most.update(self._ledger.of(session.session))
+        if any(lacking > most[device] for device, lacking in shortage.items()):
+            return False
         # First who makes room already, then who was asked to and has not answered yet.
-        candidates = [s for s in sessions if s.evictable or s.parking]
+        candidates = [s for s in parkable if s.evictable or s.parking]
         candidates.sort(
             key=lambda s: (not s.parking, s.session not in self._asked, s.priority, s.progress_ms)
         )
+        lacking_bytes = Counter(shortage)
         for candidate in candidates:
-            if not +lacking:
-                break
             held = self._ledger.of(candidate.session)
-            if any(lacking[device] > 0 for device in held):
-                lacking.subtract(held)
-                chosen.append(candidate)
-        if +lacking:
-            return False
-        for candidate in chosen:
+            if not any(lacking_bytes[device] > 0 for device in held):
+                continue
+            lacking_bytes.subtract(held)
             if not candidate.parking and candidate.session not in self._asked:
                 self._asked.add(candidate.session)
                 self._ask(candidate)

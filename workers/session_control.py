@@ -217,11 +217,15 @@ class SessionControl:
         return None if self._no_room is None else self._no_room.shortage
 
     @property
+    def parkable(self) -> bool:
+        """Whether it can make room for another once it has nothing to do."""
+        return self.state is SessionState.OPEN and self.priority is not None and self._parks
+
+    @property
     def evictable(self) -> bool:
-        """Whether it can make room for another: it has no work, and its state can be parked."""
+        """Whether it can make room for another now."""
         return (
-            self.state is SessionState.OPEN
-            and self.priority is not None
+            self.parkable
             and self._busy is None
             and not self._mailbox
             and not self._input

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
@@ -17,7 +18,7 @@ from protocol.config import GatewayConfig
 from protocol.payloads import PayloadType, audio_payload, text_payload
 from sessions.pipeline import Pipeline
 from tests.gateway.conftest import listening
-from tests.gateway.serving import served
+from tests.gateway.serving import Served, served
 from tests.sessions.harness import voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions, SyntheticSession
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
@@ -77,6 +78,7 @@ class RealGateway:
     metrics: GatewayMetrics
     server: GatewayServer
     port: int
+    served: Served
 
     @property
     def http(self) -> str:
@@ -115,4 +117,4 @@ async def serving_kind(
         served({pipeline.name: pipeline}, make_engine, metrics, spec) as it,
         listening(it.host, metrics, config) as (server, port),
     ):
-        yield RealGateway(it.host, it.engines, metrics, server, port)
+        yield RealGateway(it.host, it.engines, metrics, server, port, it)

@@ -1,4 +1,4 @@
-"""Sessions that make room for others, over the real links and with real files: none loses a step."""
+"""Sessions make room for others, over real links and with real files, and lose no step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.synthetic_step import StepOptions, SyntheticStep, checksum_after, checksum_of
+from loadtest.synthetic_step import StepOptions, SyntheticStep, checksum_after
 from protocol.payloads import Payload
 from sessions.pipeline import Kind, Limits, Pipeline
 from tests.gateway.native_client import Stream, opened, requests, stream
 from tests.gateway.real_host import RealGateway, serving_kind
 from tests.gateway.test_native_steps import held, step
-from workers.snapshots import SnapshotPlace
+from workers.snapshots import Draft, SnapshotPlace, SnapshotStore
 
 DEVICE = "synthetic:0"
 STATE_BYTES = 1 << 20
@@ -37,11 +37,28 @@ class OnDevice(SyntheticStep):
         return {DEVICE: STATE_BYTES}
 
 
+def files(directory: Path) -> list[Path]:
+    """The files that hold states."""
+    found = [path for path in directory.rglob("*") if path.is_file()]
+    return [path for path in found if path.stat().st_size >= STATE_BYTES]
+
+
+def spoil(directory: Path, damage: str) -> None:
+    """What may become of a file while nobody looks."""
+    (path,) = files(directory)
+    if damage == "removed":
+        path.unlink()
+    else:
+        with path.open("r+b") as file:
+            file.seek(1000)
+            file.write(b"?")
+
+
 @asynccontextmanager
 async def serving(
     places: int, store_bytes: int = 64 * STATE_BYTES, pipeline: Pipeline = WORLD
-) -> AsyncIterator[RealGateway]:
-    """A gateway whose worker has room for the states of `places` sessions."""
+) -> AsyncIterator[tuple[RealGateway, Path]]:
+    """A gateway whose worker has room for the states of `places` sessions, and its store."""
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         spec = {
             "budget": {DEVICE: places * STATE_BYTES},
@@ -49,8 +66,9 @@ async def serving(
         }
         options = StepOptions(state_bytes=STATE_BYTES)
         async with serving_kind(pipeline, lambda _: OnDevice(options), spec=spec) as it:
-            yield it
-        assert not [path for path in Path(directory).rglob("*.snapshot")]
+            yield it, Path(directory)
+        # Whoever ended has taken along what was parked of it.
+        assert await asyncio.to_thread(files, Path(directory)) == []
 
 
 class Player:
@@ -77,10 +95,13 @@ class Player:
 
 
 class Game:
-    """A gateway, and the sessions that are played on it."""
+    """A gateway with its store, and the sessions that are played on it."""
 
-    def __init__(self, gateway: RealGateway, http: httpx.AsyncClient, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, gateway: RealGateway, store: Path, http: httpx.AsyncClient, stack: AsyncExitStack
+    ) -> None:
         self.gateway = gateway
+        self.store = store
         self.http = http
         self.players: list[Player] = []
         self._stack = stack
@@ -108,11 +129,11 @@ class Game:
 @asynccontextmanager
 async def playing(places: int, **options: Any) -> AsyncIterator[Game]:
     async with (
-        serving(places, **options) as gateway,
+        serving(places, **options) as (gateway, store),
         requests(gateway.http) as http,
         AsyncExitStack() as stack,
     ):
-        yield Game(gateway, http, stack)
+        yield Game(gateway, store, http, stack)
 
 
 async def test_a_step_finds_the_state_of_the_step_before_it_however_often_it_was_away() -> None:
@@ -135,8 +156,16 @@ async def test_a_step_finds_the_state_of_the_step_before_it_however_often_it_was
         assert origins == {"snapshot"}
 
 
-async def test_room_is_made_in_the_order_of_a_reference() -> None:
+async def test_room_is_made_in_the_order_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(5)
+    parked: list[str] = []
+    begin = SnapshotStore.begin
+
+    def noted(store: SnapshotStore, session: str, stage: str, size_bytes: int) -> Draft:
+        parked.append(session)
+        return begin(store, session, stage, size_bytes)
+
+    monkeypatch.setattr(SnapshotStore, "begin", noted)
     async with playing(places=3) as game:
         resident: OrderedDict[str, None] = OrderedDict()
         expected: list[str] = []
@@ -147,7 +176,6 @@ async def test_room_is_made_in_the_order_of_a_reference() -> None:
             resident[player.id] = None
             resident.move_to_end(player.id)
 
-        worker = game.gateway.worker("world")
         for _ in range(8):
             player = await game.join()
             used(player)
@@ -157,7 +185,7 @@ async def test_room_is_made_in_the_order_of_a_reference() -> None:
             player = rng.choice(game.players)
             await player.step()
             used(player)
-        assert worker.parked == expected
+        assert parked == expected
 
 
 async def test_it_is_parked_and_restored_by_the_operator() -> None:
@@ -205,7 +233,7 @@ async def test_a_parked_session_that_ends_leaves_no_file() -> None:
         await first.step()
         await (await game.join()).step()
         await first.connection.until("parked")
-        assert (await game.http.delete(f"/v1/sessions/{first.id}")).status_code == 202
+        assert (await game.http.delete(f"/v1/sessions/{first.id}")).status_code == 204
 
 
 async def test_many_at_once_are_all_served_in_the_end() -> None:
@@ -228,7 +256,7 @@ async def test_a_worker_that_dies_loses_no_state_that_is_parked() -> None:
         second = await game.join()
         await second.step()
         await first.connection.until("parked")
-        await game.gateway.replace("world")
+        await game.gateway.served.replace("world")
         await first.step()
         await second.connection.say("update", input=step(2, held(1, 7)))
         failed = await second.connection.until("step_failed")
@@ -242,14 +270,7 @@ async def test_what_does_not_come_back_whole_is_told_as_lost(damage: str) -> Non
         await player.step()
         await game.http.post(f"/v1/admin/sessions/{player.id}/park")
         await player.connection.until("parked")
-        for path in game.gateway.snapshots.rglob("*"):
-            if path.is_file() and path.stat().st_size >= STATE_BYTES:
-                if damage == "removed":
-                    path.unlink()
-                else:
-                    with path.open("r+b") as file:
-                        file.seek(1000)
-                        file.write(b"?")
+        await asyncio.to_thread(spoil, game.store, damage)
         await player.connection.say("update", input=step(2, held(1, 7)))
         failed = await player.connection.until("step_failed")
         assert failed["error"]["code"] == "session_state_lost"

@@ -189,19 +189,34 @@ def test_a_lower_priority_makes_room_first_and_none_makes_none() -> None:
     assert wanted(worker.open("e", settings={"bytes": 20})) == ["d", "b"]
 
 
-def test_who_has_work_makes_no_room() -> None:
+def test_who_has_work_is_waited_for() -> None:
     worker = Worker().three()
     for session in "abc":
         worker.bench.command(Run(fence(session), 1, "default"))
     worker.bench.take()
-    assert [code(r) for r in worker.open("d")] == ["capacity_exceeded"]
+    assert worker.open("d") == []
+    worker.bench.tell(TurnFinished("b", 1, TurnOutcome.COMPLETED))
+    assert wanted(worker.bench.take()) == ["b"]
+    worker.park("b")
+    assert opened(worker.bench.actions)[-1] == "d"
+
+
+def test_who_has_work_for_too_long_makes_no_room() -> None:
+    worker = Worker(room_ms=5_000.0).three()
+    for session in "abc":
+        worker.bench.command(Run(fence(session), 1, "default"))
+    worker.bench.take()
+    assert worker.open("d") == []
+    worker.bench.after(5_000.0)
+    assert [code(r) for r in worker.bench.take()] == ["capacity_exceeded"]
     assert worker.bench.control.sessions == 3
 
 
 def test_nobody_is_asked_where_all_together_would_not_do() -> None:
-    worker = Worker().three()
-    worker.bench.command(Run(fence("a"), 1, "default"))
-    worker.bench.take()
+    worker = Worker()
+    worker.open("a", priority=None)
+    worker.open("b")
+    worker.open("c")
     reports = worker.open("d", settings={"bytes": 21})
     assert (wanted(reports), code(reports[0])) == ([], "capacity_exceeded")
     assert [code(r) for r in worker.open("e", settings={"bytes": 31})] == ["capacity_exceeded"]
@@ -216,13 +231,15 @@ def test_who_gets_work_after_it_was_asked_is_replaced_by_another() -> None:
     assert opened(worker.bench.actions)[-1] == "d"
 
 
-def test_who_was_asked_and_gets_work_that_nobody_can_make_up_for_ends_the_wait() -> None:
+def test_who_was_asked_and_gets_work_is_asked_again_after_it() -> None:
     worker = Worker().three()
     for session in "bc":
         worker.bench.command(Run(fence(session), 1, "default"))
     assert wanted(worker.open("d")) == ["a"]
     worker.bench.command(Run(fence("a"), 1, "default"))
-    assert [code(r) for r in worker.bench.take() if isinstance(r, Answer)] == ["capacity_exceeded"]
+    assert worker.bench.take() == []
+    worker.bench.tell(TurnFinished("a", 1, TurnOutcome.COMPLETED))
+    assert wanted(worker.bench.take()) == ["a"]
 
 
 def test_opens_are_served_in_their_order() -> None:
