@@ -12,7 +12,8 @@ class DeviceBytes(msgspec.Struct, frozen=True):
     """What one worker has reserved of one device, in bytes; `budget` None: not bounded.
 
     `engine` is the process and its model. `pool` is what the engine set aside for sessions
-    when it was loaded; `sessions`, what sessions have reserved, comes out of it first.
+    when it was loaded; where there is one `sessions`, what they have reserved, comes out of it
+    and cannot be more.
     `undeclared` is the part of that which engines turned out to hold beyond what they had
     declared. `kept` is output that no consumer has acknowledged, `arena` the memory through which
     payloads go. `head_room` is the part of the budget that no session may reserve: it is for

@@ -128,7 +128,7 @@ class Ledger:
             more = account.charge(device) - (0 if before is None else before.charge(device))
             if (lacking := self._lacking(device, tenant, more)) > 0:
                 shortage[device] = lacking
-                reasons.append(self._reason(device, more, more - lacking))
+                reasons.append(_reason(device, more, self._room(device)))
         if shortage:
             raise OutOfBytes("; ".join(reasons), shortage)
         self._replace(session, account)
@@ -208,39 +208,37 @@ class Ledger:
         held = self._held[device]
         return held.engine + max(held.pool, held.sessions) + held.kept + held.arena
 
-    def _room(self, device: str) -> tuple[int, int]:
-        """What sessions may have of a device that has a budget, and what of that is free."""
-        budget, held = self._budgets[device], self._held[device]
+    def _room(self, device: str) -> tuple[int, int] | None:
+        """What sessions may have of a device, and what of that is free; None: any amount."""
+        budget, held = self._budgets.get(device), self._held[device]
+        if held.pool:
+            return held.pool, held.pool - held.sessions
+        if budget is None:
+            return None
         most = budget.total_bytes - budget.head_room_bytes - held.engine - held.arena
         unkept = budget.total_bytes - held.engine - held.arena - held.kept
-        # What lies in the pool is there already, whatever output has taken since.
-        return most, max(held.pool, min(most, unkept)) - held.sessions
+        return most, min(most, unkept) - held.sessions
 
     def _lacking(self, device: str, tenant: str, more: int) -> int:
         """How many bytes others would have to free first; 0 or less: none.
 
         Raises CapacityExceeded when that would not help.
         """
-        budget = self._budgets.get(device)
-        if budget is None or more <= 0:
+        room = self._room(device)
+        if room is None or more <= 0:
             return 0
-        most, free = self._room(device)
-        share = int(most * budget.tenant_share)
+        most, free = room
         if more > most:
-            raise CapacityExceeded(self._reason(device, more, free))
-        if budget.tenant_share < 1 and self._tenants.get((tenant, device), 0) + more > share:
-            raise CapacityExceeded(
-                f"{binary_size(more)} of {device} are needed, and the sessions of one tenant may "
-                f"have {binary_size(share)} together"
-            )
+            raise CapacityExceeded(_reason(device, more, room))
+        budget = self._budgets.get(device)
+        if budget is not None and budget.tenant_share < 1:
+            share = int(most * budget.tenant_share)
+            if self._tenants.get((tenant, device), 0) + more > share:
+                raise CapacityExceeded(
+                    f"{binary_size(more)} of {device} are needed, and the sessions of one "
+                    f"tenant may have {binary_size(share)} together"
+                )
         return more - free
-
-    def _reason(self, device: str, more: int, free: int) -> str:
-        most, _ = self._room(device)
-        return (
-            f"{binary_size(more)} of {device} are needed, and {binary_size(max(free, 0))} of "
-            f"{binary_size(most)} for sessions are free"
-        )
 
     def _replace(self, session: str, account: _Account | None) -> None:
         before = self._accounts.pop(session, None)
@@ -257,3 +255,11 @@ class Ledger:
                     del self._tenants[key]
         if account is not None:
             self._accounts[session] = account
+
+
+def _reason(device: str, more: int, room: tuple[int, int] | None) -> str:
+    most, free = room or (0, 0)
+    return (
+        f"{binary_size(more)} of {device} are needed, and {binary_size(max(free, 0))} of "
+        f"{binary_size(most)} for sessions are free"
+    )

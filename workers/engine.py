@@ -28,7 +28,8 @@ class DeviceUse:
     """What a loaded engine holds of one device for all its sessions together, in bytes.
 
     `model`: weights and work space; of the host's memory ("cpu") the runtime measures it
-    itself. `pool`: what was set aside for sessions, from which what they declare is taken.
+    itself. `pool`: what was set aside for sessions; what they declare comes out of it, and
+    together they cannot have more.
     `total`: the device's memory, the budget where the config names none.
     """
 

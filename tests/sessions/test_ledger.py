@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol.device_bytes import HOST, DeviceBytes, binary_size
 from protocol.errors import CapacityExceeded
-from sessions.ledger import Budget, Ledger
+from sessions.ledger import Budget, Ledger, OutOfBytes
 
 GPU = "cuda:0"
 
@@ -79,21 +79,33 @@ def test_an_engine_that_leaves_nothing_of_the_budget_is_refused() -> None:
     assert refused.value.field == "budget.cpu"
 
 
-def test_sessions_take_from_the_pool_what_is_there_already() -> None:
+def test_sessions_have_the_pool_and_no_more() -> None:
     it = ledger()
     it.load(HOST, engine=50, pool=30)
     assert reserved(it) == 80
-    it.reserve("a", "t", {HOST: 30})
+    it.reserve("a", "t", {HOST: 20})
     assert reserved(it) == 80
     assert it.devices()[HOST].accounts() == {
         "engine": 50,
-        "pool": 0,
-        "sessions": 30,
+        "pool": 10,
+        "sessions": 20,
         "kept": 0,
         "arena": 0,
     }
-    it.reserve("b", "t", {HOST: 20})
-    assert reserved(it) == 100
+    with pytest.raises(OutOfBytes, match="10 B of 30 B") as refused:
+        it.reserve("b", "t", {HOST: 11})
+    assert refused.value.shortage == {HOST: 1}
+    it.reserve("b", "t", {HOST: 10})
+    with pytest.raises(CapacityExceeded, match="31 B of cpu are needed"):
+        it.reserve("c", "t", {HOST: 31})
+
+
+def test_a_pool_bounds_a_device_without_a_budget_too() -> None:
+    it = Ledger()
+    it.load(GPU, engine=50, pool=30)
+    it.reserve("a", "t", {GPU: 30})
+    with pytest.raises(OutOfBytes):
+        it.reserve("b", "t", {GPU: 1})
 
 
 def test_what_lies_in_the_pool_can_be_had_whatever_output_has_taken() -> None:
@@ -102,6 +114,14 @@ def test_what_lies_in_the_pool_can_be_had_whatever_output_has_taken() -> None:
     it.keep(20)
     it.reserve("a", "t", {HOST: 30})
     assert reserved(it) == 100
+
+
+def test_what_others_would_have_to_free_is_told_for_every_device() -> None:
+    it = Ledger({HOST: Budget(100), GPU: Budget(10)})
+    it.reserve("a", "t", {HOST: 60, GPU: 10})
+    with pytest.raises(OutOfBytes, match="cpu .* cuda:0") as refused:
+        it.reserve("b", "t", {HOST: 50, GPU: 4})
+    assert refused.value.shortage == {HOST: 10, GPU: 4}
 
 
 def test_sessions_leave_the_head_room_and_output_takes_it() -> None:
@@ -210,7 +230,7 @@ class Reservations(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger({HOST: Budget(200, 0.1, 0.7), GPU: Budget(100)})
-        self.ledger.load(HOST, engine=40, pool=20, arena=5)
+        self.ledger.load(HOST, engine=60, arena=5)
         self.declared: dict[str, tuple[str, dict[str, int]]] = {}
         self.kept = 0
 
@@ -273,7 +293,7 @@ class Reservations(RuleBasedStateMachine):
         assert host.kept == self.kept
         for tenant in ("one", "two"):
             theirs = [s.get(HOST, 0) for t, s in self.declared.values() if t == tenant]
-            assert sum(theirs) <= 0.7 * (200 - 20 - 40 - 5)
+            assert sum(theirs) <= 0.7 * (200 - 20 - 60 - 5)
 
 
 Reservations.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

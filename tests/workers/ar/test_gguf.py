@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from protocol.errors import ModelFileError
-from workers.engines.ar.gguf import cache_bytes_per_token, has_chat_template, is_gguf
+from workers.engines.ar.gguf import (
+    attention_window,
+    cache_bytes_per_token,
+    has_chat_template,
+    is_gguf,
+)
 
 GEMMA = {
     "general.architecture": "gemma3",
@@ -105,3 +110,19 @@ def test_an_older_version_is_not_read(tmp_path: Path) -> None:
 def test_a_chat_template_is_found(tmp_path: Path) -> None:
     assert not has_chat_template(written(tmp_path, GEMMA))
     assert has_chat_template(written(tmp_path, {**GEMMA, "tokenizer.chat_template": "{{ x }}"}))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({**GEMMA, "gemma3.attention.sliding_window": 512}, 512),
+        (GEMMA, None),
+        ({**GEMMA, "llama.attention.sliding_window": 512}, None),
+    ],
+)
+def test_a_window_is_that_of_the_models_own_architecture(
+    tmp_path: Path, metadata: dict[str, Any], expected: int | None
+) -> None:
+    # In front of the vocabulary, as writers put it.
+    architecture = {key: item for key, item in metadata.items() if not key.startswith("tokenizer")}
+    assert attention_window(written(tmp_path, architecture)) == expected

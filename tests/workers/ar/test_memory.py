@@ -30,8 +30,7 @@ async def taken(sessions: int) -> tuple[int, int]:
         gateway.link.close()
         account = status.devices[HOST]
         assert account.undeclared == 0
-        # One context more is for turns outside the default lane.
-        assert account.pool == account.sessions * (sessions + 1) // sessions
+        assert account.pool == account.sessions
         return account.sessions, status.resident_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import pydantic
@@ -27,6 +28,15 @@ class Backend(Protocol):
 
     def open(self) -> EngineSession:
         """A new session; raises CapacityExceeded when there is no room."""
+
+    def weights(self) -> str:
+        """What a snapshot fits; empty where nothing is restored."""
+
+    async def restore(self, path: Path) -> EngineSession:
+        """The session of the snapshot at `path`.
+
+        Raises as `open` does, and SessionStateLost for a snapshot that it cannot read.
+        """
 
     async def shutdown(self) -> None:
         """Free everything. Sessions are closed before."""
@@ -79,6 +89,21 @@ class ArEngine(Engine):
         """
         _refuse(settings)
         return self._backend.open()
+
+    def weights(self) -> str:
+        """Of a local model: its file, and what else decides how a context is read."""
+        return self._backend.weights()
+
+    async def restore(
+        self, session: str, settings: dict[str, Any], emit: EmitEvent, path: Path
+    ) -> EngineSession:
+        """A session whose conversation so far is resident again.
+
+        Raises as `open` does, SessionStateLost for a snapshot that it cannot read, and
+        InvalidRequest for a remote model.
+        """
+        _refuse(settings)
+        return await self._backend.restore(path)
 
     async def shutdown(self) -> None:
         """Stop what runs and free the model."""

@@ -64,6 +64,15 @@ def cache_bytes_per_token(path: Path) -> int:
     return in_all * (key + value) * _CACHE_ELEMENT_BYTES
 
 
+def attention_window(path: Path) -> int | None:
+    """Tokens that layers with a sliding window look back; None where the file names no window.
+
+    Raises ModelFileError for a header that is damaged.
+    """
+    window = _architecture(path).get("attention.sliding_window")
+    return window if isinstance(window, int) else None
+
+
 def _architecture(path: Path) -> dict[str, Value]:
     """The metadata of the model's own architecture, without its name in front."""
     found: dict[str, Value] = {}

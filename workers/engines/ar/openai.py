@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from protocol.errors import CapacityExceeded, EngineFailed
+from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.payloads import text_payload
 from workers.engine import DeviceUse, EngineSession, Turn, TurnResult
 from workers.engines.ar.options import ArOptions
@@ -67,6 +68,14 @@ class OpenAiBackend:
             raise CapacityExceeded(f"all {self.options.sessions} sessions of this model are in use")
         self._open += 1
         return OpenAiSession(self)
+
+    def weights(self) -> str:
+        """Its sessions hold nothing that could be parked."""
+        return ""
+
+    async def restore(self, path: Path) -> OpenAiSession:
+        """Raises InvalidRequest: nothing of it was ever parked."""
+        raise InvalidRequest("a session of a remote model is not parked", code="unsupported")
 
     def release(self) -> None:
         """A session has closed."""
