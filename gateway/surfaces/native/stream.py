@@ -12,19 +12,18 @@ import contextlib
 from typing import Any
 
 import structlog
-from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost, SessionSummary
+from gateway.http_errors import error_response
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from protocol.native import (
     WIRES,
@@ -71,8 +70,7 @@ class NativeStream:
             self._metrics.open_refused(error.code)
             log.info("stream refused", surface="native", code=error.code)
             if subprotocol is None and "websocket.http.response" in scope.get("extensions", {}):
-                body = error_body(error.info())
-                await JSONResponse(body, http_status(error))(scope, receive, send)
+                await error_response(error)(scope, receive, send)
                 return
             refusal = error
         try:

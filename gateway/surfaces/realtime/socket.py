@@ -15,16 +15,15 @@ from urllib.parse import parse_qs
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost
+from gateway.http_errors import error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.realtime.outputs import error_body, http_status
 from gateway.surfaces.realtime.resume import (
     Return,
     numbered,
@@ -169,13 +168,7 @@ class RealtimeSocket:
     ) -> None:
         can_read_status = "websocket.http.response" in scope.get("extensions", {})
         if can_read_status and subprotocol is None and not isinstance(error, Unsupported):
-            headers = {}
-            if error.retry_after_ms is not None:
-                headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-            response = JSONResponse(
-                error_body(error.info()), status_code=http_status(error), headers=headers
-            )
-            await response(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         self._metrics.error_told(error.code)
         try:
