@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -23,6 +22,7 @@ from gateway.hosting import Attachment, SessionHost
 from gateway.http_errors import error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.realtime.resume import (
     Return,
@@ -42,16 +42,13 @@ from sessions.client import (
     SessionEnded,
     SettingsUpdated,
 )
-from sessions.duplex.events import AppendAudio, ClientOutput, ClientVerb
+from sessions.duplex.events import ClientOutput
 from sessions.pipeline import Kind
 
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 CLOSE_UNSUPPORTED = 4000
-
-APPEND_BYTES = 64 * 1024
-"""A longer append is handed to the session in pieces of this size, each when it has room."""
 
 log = structlog.get_logger(__name__)
 
@@ -280,22 +277,13 @@ class _Connection:
                 self._metrics.error_told(error.code)
                 self._egress.put(self._translation.refusal(error))
                 continue
-            for part in _in_parts(verb):
+            for piece in in_pieces(verb):
                 await attachment.room()
-                attachment.send(part)
+                attachment.send(piece)
 
     def _on_blocked(self, blocked: bool) -> None:
         if self._attachment is not None:
             self._attachment.set_blocked(blocked)
-
-
-def _in_parts(verb: ClientVerb) -> Iterator[ClientVerb]:
-    """`verb`, or the pieces of an append that is longer than one message to a worker should be."""
-    if not isinstance(verb, AppendAudio) or len(verb.pcm) <= APPEND_BYTES:
-        yield verb
-        return
-    for start in range(0, len(verb.pcm), APPEND_BYTES):
-        yield AppendAudio(verb.pcm[start : start + APPEND_BYTES], verb.ref)
 
 
 def _asked_model(scope: Scope) -> str | None:
