@@ -79,8 +79,19 @@ class Bookkeeping:
         """Nothing of a session is held any more; `opened`: a client had been told of it."""
         if opened:
             self._metrics.session_closed(session.pipeline.name, reason)
+        error = None if session.error is None else session.error.code
+        if error is None and reason is CloseReason.ERROR:
+            error = AntiphonError.code
+        # Whoever was refused an open has its answer, and nothing of it was lost.
+        log = _log.warning if error is not None and opened else _log.info
         identity = session.identity
-        _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
+        log(
+            "session_released",
+            session=identity.session,
+            epoch=identity.epoch,
+            reason=reason,
+            error=error,
+        )
 
     # Workers
 
