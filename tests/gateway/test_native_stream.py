@@ -549,7 +549,7 @@ async def test_an_observer_that_does_not_read_is_let_go_and_holds_nobody_up(
             observer.socket.transport.resume_reading()
             # Broken off where the close frame found no room in time.
             assert (await observer.closed())[0] in (1008, 1006)
-    slow = [line for line in log if line["event"] == "client does not read"]
+    slow = [line for line in log if line["event"] == "client_does_not_read"]
     assert [(line["session"], line["observer"]) for line in slow] == [(session["id"], True)]
 
 

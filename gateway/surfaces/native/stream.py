@@ -68,7 +68,7 @@ class NativeStream:
             summary = self._host.summary(scope["path_params"]["session"], tenant)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
-            log.info("stream refused", surface="native", code=error.code)
+            log.info("stream_refused", surface="native", code=error.code)
             if subprotocol is None and "websocket.http.response" in scope.get("extensions", {}):
                 await error_response(error)(scope, receive, send)
                 return
@@ -203,12 +203,12 @@ class _Connection:
                 await self._read(attachment)
                 writer.cancel()
         except* EgressOverflow:
-            log.info("client does not read", session=self._session, observer=self._observes)
+            log.info("client_does_not_read", session=self._session, observer=self._observes)
             await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
         except* OSError:
             pass  # The client is gone; its session waits for it.
         except* Exception:
-            log.exception("connection failed", session=self._session)
+            log.exception("connection_failed", session=self._session)
             await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
 
     async def _read(self, attachment: Attachment) -> None:

@@ -81,7 +81,7 @@ class RealtimeSocket:
                 connection, attachment = await self._come_back(tenant, back, receive, send)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
-            log.info("open refused", surface="realtime", code=error.code)
+            log.info("open_refused", surface="realtime", code=error.code)
             await self._refuse(error, subprotocol, scope, receive, send)
             return
         try:
@@ -250,14 +250,14 @@ class _Connection:
                 await self._read(attachment)
                 writer.cancel()
         except* EgressOverflow:
-            log.info("client does not read", session=attachment.session)
+            log.info("client_does_not_read", session=attachment.session)
             if self._secret is None:
                 attachment.close("stalled")
             await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
         except* OSError:
             pass  # The client is gone; the caller closes the session.
         except* Exception:
-            log.exception("connection failed", session=attachment.session)
+            log.exception("connection_failed", session=attachment.session)
             await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
         finally:
             self._metrics.forget_egress(self._egress)
