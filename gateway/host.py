@@ -29,16 +29,9 @@ from gateway.placement import Placement, Replica
 from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import (
-    AntiphonError,
-    CapacityExceeded,
-    NotFound,
-    SessionStateLost,
-)
-from protocol.messages import (
-    Report,
-    WorkerStatus,
-)
+from protocol.deadline_timer import DeadlineTimer
+from protocol.errors import AntiphonError, CapacityExceeded, NotFound, SessionStateLost
+from protocol.messages import Report, WorkerStatus
 from sessions.actions import (
     AttachRequested,
     ClientSaid,
@@ -83,8 +76,7 @@ class GatewayHost:
         self._required = required
         self._books = Bookkeeping(metrics)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0.0
+        self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._clients: dict[str, Clients] = {}
         self._transfers = Transfers(
             self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
@@ -334,8 +326,7 @@ class GatewayHost:
 
     def close(self) -> None:
         """Drop all links and the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._pools.close()
         self._transfers.close()
 
@@ -371,20 +362,9 @@ class GatewayHost:
         return time.monotonic() * 1000.0
 
     def _arm(self) -> None:
-        at_ms = self._hosted.deadlines.next_ms()
-        if at_ms is None:
-            return
-        if self._timer is not None:
-            if self._timer_at_ms <= at_ms:
-                return
-            self._timer.cancel()
-        # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_ms = at_ms
-        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
-        self._timer = self._loop.call_at(when, self._tick)
+        self._timer.arm(self._hosted.deadlines.next_ms())
 
     def _tick(self) -> None:
-        self._timer = None
         self._hosted.tick(self._now_ms())
         self._arm()
 

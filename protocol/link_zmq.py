@@ -18,6 +18,7 @@ import msgspec
 import structlog
 import zmq
 
+from protocol.deadline_timer import DeadlineTimer
 from protocol.errors import AntiphonError, EngineLost, InvalidRequest
 from protocol.link import GatewayEnd, NotLinked, WorkerEnd
 from protocol.link_events import (
@@ -67,8 +68,7 @@ class _Shell(ABC):
     def __init__(self, end: GatewayEnd | WorkerEnd) -> None:
         self._machine = end
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
+        self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._flush_due = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -81,26 +81,15 @@ class _Shell(ABC):
     def _handle(self, event: Event) -> None:
         if self._closed.done():
             return
-        for action in self._machine.handle(event, self._loop.time() * 1000.0):
+        for action in self._machine.handle(event, self._now_ms()):
             self._carry_out(action)
-        self._arm()
+        if not self._closed.done():
+            self._timer.arm(self._machine.deadline_ms)
 
-    def _arm(self) -> None:
-        deadline_ms = self._machine.deadline_ms
-        if deadline_ms is None or self._closed.done():
-            return
-        when = deadline_ms / 1000.0
-        if self._timer is not None:
-            # A timer that fires early only looks again; one that fires late must move.
-            if self._timer_at_s <= when:
-                return
-            self._timer.cancel()
-        # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_s = when
-        self._timer = self._loop.call_at(when, self._tick)
+    def _now_ms(self) -> float:
+        return self._loop.time() * 1000.0
 
     def _tick(self) -> None:
-        self._timer = None
         # After a pause of this process the peer's frames wait in the socket: read them
         # before judging its silence.
         self._before_tick()
@@ -116,9 +105,7 @@ class _Shell(ABC):
         self._handle(Flush())
 
     def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
 
