@@ -62,6 +62,8 @@ class PipelineHealth:
     stages: dict[str, StageHealth]
     sessions: int
     session_limit: int
+    evictable: bool
+    """Whether a session that nobody is at would end to make room for one of its tenant."""
 
     @property
     def ready(self) -> bool:
@@ -70,8 +72,8 @@ class PipelineHealth:
 
     @property
     def full(self) -> bool:
-        """Whether one more session would be refused."""
-        return self.sessions >= self.session_limit
+        """Whether one more session would be refused, of whichever tenant."""
+        return self.sessions >= self.session_limit and not self.evictable
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,13 @@ async def test_f7_chosen_limits_hold() -> None:
 async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_room(
     gateway: RealGateway, http: httpx.AsyncClient
 ) -> None:
+    async def room() -> tuple[int, str]:
+        answer = await http.get("/readyz?pipeline=voice&capacity=1")
+        return answer.status_code, answer.json()["capacity"]
+
     one, two = await opened(http), await opened(http)
+    # Either of them would make room.
+    assert await room() == (200, "free")
     async with (
         stream(gateway.stream(one["id"]), role="controller", secret=one["secret"]) as first,
         stream(gateway.stream(two["id"]), role="controller", secret=two["secret"]) as second,
@@ -122,6 +128,7 @@ async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_roo
         await second.until("attached")
         refused = await http.post("/v1/sessions", json={})
         assert error(refused)[:2] == (503, "capacity_exceeded")
+        assert await room() == (503, "full")
         await second.socket.close()
         await first.say("signal", signal={"type": "clear"})
         await first.until("input_cleared")
