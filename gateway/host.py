@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,9 @@ from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 
+ENDED = 1024
+"""Sessions whose end is remembered, so that who closes one of them is not refused."""
+
 
 def new_id(prefix: str) -> str:
     """An unguessable id that says what it names."""
@@ -78,6 +82,8 @@ class GatewayHost:
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._clients: dict[str, Clients] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """The tenants of the sessions that ended last."""
         self._transfers = Transfers(
             self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
         )
@@ -301,7 +307,13 @@ class GatewayHost:
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
-        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        """Close a session: for the operator, or for its tenant. Raises NotFound.
+
+        A tenant's that has ended is closed: an answer may have been lost on its way, or the
+        session have ended by itself a moment before.
+        """
+        if tenant is not None and self._ended.get(session) == tenant:
+            return
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
@@ -351,9 +363,16 @@ class GatewayHost:
         del self._clients[clients.session.identity.session]
         clients.end(SessionStateLost("the session has ended"))
         self._changed.set()
-        if not clients.announced and not clients.opened.done():
+        if clients.announced:
+            self._remember_end(clients.session.identity)
+        elif not clients.opened.done():
             clients.opened.set_exception(_refusal(clients.session, reason))
         self._books.released(clients.session, reason, opened=clients.announced)
+
+    def _remember_end(self, identity: Identity) -> None:
+        self._ended[identity.session] = identity.tenant
+        if len(self._ended) > ENDED:
+            self._ended.popitem(last=False)
 
     # Time
 

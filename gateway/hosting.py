@@ -179,7 +179,10 @@ class SessionHost(Protocol):
         """One session of this tenant, with its settings and limits. Raises NotFound."""
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
-        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        """Close a session: for the operator, or for its tenant. Raises NotFound.
+
+        A tenant's that has ended is closed, as long as that is remembered.
+        """
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
