@@ -33,7 +33,6 @@ from protocol.errors import (
 )
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import WorkerEndpoint
 from protocol.messages import (
     Command,
     Fence,
@@ -44,6 +43,7 @@ from protocol.messages import (
 )
 from protocol.payloads import Payload
 from protocol.schema import check_payload, schema_of
+from protocol.worker_endpoint import WorkerEndpoint
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,

@@ -17,8 +17,8 @@ from gateway.surfaces.native import NativeStream
 from gateway.surfaces.realtime.socket import RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import AntiphonError
-from protocol.link_zmq import WorkerLink
 from protocol.messages import Close, Command, Open
+from protocol.worker_link import WorkerLink
 from sessions.actions import Action, AskDirectory, ClientSaid, DirectoryAnswered, Event, Tick
 from sessions.backlog import COMMANDS
 from sessions.client import Attached, Restored, Restoring, Role, Verb

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from protocol.errors import CapacityExceeded, InvalidRequest
-from protocol.link_zmq import WorkerLink
 from protocol.messages import Command, Update
+from protocol.worker_link import WorkerLink
 from sessions.actions import Action, Event, Tick
 from sessions.backlog import COMMANDS
 from sessions.client import Refused, SessionCreated, SessionEnded
