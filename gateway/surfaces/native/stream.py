@@ -15,11 +15,10 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
-from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost, SessionSummary
 from gateway.http_errors import error_response
 from gateway.metrics import GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
@@ -144,7 +143,7 @@ class _Connection:
         try:
             attachment = await self._attach()
             if attachment is not None:
-                await self._carry(attachment)
+                await self._outlet.carry(self._read(attachment), self._session, self._stalled)
         except OSError:
             pass  # The client is gone.
         finally:
@@ -196,20 +195,8 @@ class _Connection:
         _check(attach)
         return attach
 
-    async def _carry(self, attachment: Attachment) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._outlet.run())
-                await self._read(attachment)
-                writer.cancel()
-        except* EgressOverflow:
-            log.info("client_does_not_read", session=self._session, observer=self._observes)
-            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
-        except* OSError:
-            pass  # The client is gone; its session waits for it.
-        except* Exception:
-            log.exception("connection_failed", session=self._session)
-            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
+    def _stalled(self) -> None:
+        log.info("client_does_not_read", session=self._session, observer=self._observes)
 
     async def _read(self, attachment: Attachment) -> None:
         while True:

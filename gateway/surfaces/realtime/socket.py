@@ -7,7 +7,6 @@ which cannot read one, after it with an error event and a close code.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,11 +16,10 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
-from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost
 from gateway.http_errors import error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.realtime.resume import (
@@ -243,22 +241,15 @@ class _Connection:
     async def run(self, attachment: Attachment) -> None:
         """Carry frames both ways until either side ends it."""
         self._attachment = attachment
-        self._metrics.watch_egress(self._egress)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._outlet.run())
-                await self._read(attachment)
-                writer.cancel()
-        except* EgressOverflow:
+
+        def stalled() -> None:
             log.info("client_does_not_read", session=attachment.session)
             if self._secret is None:
                 attachment.close("stalled")
-            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
-        except* OSError:
-            pass  # The client is gone; the caller closes the session.
-        except* Exception:
-            log.exception("connection_failed", session=attachment.session)
-            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
+
+        self._metrics.watch_egress(self._egress)
+        try:
+            await self._outlet.carry(self._read(attachment), attachment.session, stalled)
         finally:
             self._metrics.forget_egress(self._egress)
 
