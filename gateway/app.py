@@ -20,7 +20,7 @@ from gateway.admin import AdminApi
 from gateway.console_files import CONSOLE_FOLDER, ConsoleFiles
 from gateway.health import readiness
 from gateway.hosting import SessionHost
-from gateway.http_errors import HttpRefusal, error_response
+from gateway.http_errors import HttpRefusal, can_answer, error_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.surfaces.native import NativeSessions, NativeStream
 from gateway.surfaces.realtime import RealtimeSocket
@@ -164,9 +164,7 @@ async def _no_such_socket(socket: WebSocket) -> None:
 
 
 async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
-        "extensions", {}
-    ):
+    if scope["type"] == "websocket" and not can_answer(scope):
         with contextlib.suppress(OSError):
             await send({"type": "websocket.close", "code": 1008, "reason": error.code})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, InvalidRequest, NotFound
 
@@ -48,6 +49,11 @@ def error_response(error: AntiphonError) -> JSONResponse:
     return JSONResponse(
         {"error": {**error_members(info), "param": info.field}}, _status(error), headers
     )
+
+
+def can_answer(scope: Scope) -> bool:
+    """Whether the server lets an upgrade be answered by a response, and not by a close alone."""
+    return "websocket.http.response" in scope.get("extensions", {})
 
 
 def _status(error: AntiphonError) -> int:

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.hosting import Attachment, SessionHost, SessionSummary
-from gateway.http_errors import error_response
+from gateway.http_errors import can_answer, error_response
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
@@ -68,7 +68,7 @@ class NativeStream:
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("stream_refused", surface="native", code=error.code)
-            if subprotocol is None and "websocket.http.response" in scope.get("extensions", {}):
+            if subprotocol is None and can_answer(scope):
                 await error_response(error)(scope, receive, send)
                 return
             refusal = error

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.hosting import Attachment, SessionHost
-from gateway.http_errors import error_response
+from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.long_audio import in_pieces
@@ -161,8 +161,7 @@ class RealtimeSocket:
         receive: Receive,
         send: Send,
     ) -> None:
-        can_read_status = "websocket.http.response" in scope.get("extensions", {})
-        if can_read_status and subprotocol is None and not isinstance(error, Unsupported):
+        if can_answer(scope) and subprotocol is None and not isinstance(error, Unsupported):
             await error_response(error)(scope, receive, send)
             return
         self._metrics.error_told(error.code)
