@@ -425,7 +425,7 @@ class GatewayHost:
                 },
                 sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
-                evictable=self._hosted.evictable(pipeline),
+                full=self._hosted.full(pipeline),
             )
             for pipeline in self.pipelines.values()
         ]

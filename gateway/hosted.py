@@ -144,9 +144,9 @@ class HostedSessions:
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 
-    def evictable(self, pipeline: Pipeline) -> bool:
-        """Whether any session of the pipeline may end to make room for one of its tenant."""
-        return any(
+    def full(self, pipeline: Pipeline) -> bool:
+        """Whether there is no place, and no session that may end to make room for its tenant."""
+        return self.admission.full(pipeline) and not any(
             hosted.session.pipeline is pipeline and hosted.session.evictable
             for hosted in self._hosted.values()
         )

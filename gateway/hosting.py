@@ -62,18 +62,13 @@ class PipelineHealth:
     stages: dict[str, StageHealth]
     sessions: int
     session_limit: int
-    evictable: bool
-    """Whether a session that nobody is at would end to make room for one of its tenant."""
+    full: bool
+    """Whether one more session would be refused, of whichever tenant."""
 
     @property
     def ready(self) -> bool:
         """Whether a replica of every stage makes progress."""
         return all(health is StageHealth.READY for health in self.stages.values())
-
-    @property
-    def full(self) -> bool:
-        """Whether one more session would be refused, of whichever tenant."""
-        return self.sessions >= self.session_limit and not self.evictable
 
 
 @dataclass(frozen=True)
