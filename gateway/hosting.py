@@ -62,16 +62,13 @@ class PipelineHealth:
     stages: dict[str, StageHealth]
     sessions: int
     session_limit: int
+    full: bool
+    """Whether one more session would be refused, of whichever tenant."""
 
     @property
     def ready(self) -> bool:
         """Whether a replica of every stage makes progress."""
         return all(health is StageHealth.READY for health in self.stages.values())
-
-    @property
-    def full(self) -> bool:
-        """Whether one more session would be refused."""
-        return self.sessions >= self.session_limit
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,10 @@ class SessionHost(Protocol):
         """One session of this tenant, with its settings and limits. Raises NotFound."""
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
-        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        """Close a session: for the operator, or for its tenant. Raises NotFound.
+
+        A tenant's that has ended is closed, as long as that is remembered.
+        """
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
