@@ -28,7 +28,7 @@ start with:
   antiphon talk --url http://127.0.0.1:8080 --in question.wav --out answer.wav
 
 environment:
-  ANTIPHON_PORT        port that serve listens on, and sessions and ledger ask
+  ANTIPHON_PORT        port that serve listens on, and talk, sessions and ledger ask
   ANTIPHON_KEY         key that talk sends
   ANTIPHON_ADMIN_KEY   key that sessions and ledger send
   ANTIPHON_CACHE       folder of joined model files (default: ~/.cache/antiphon/models)

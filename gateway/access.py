@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from gateway.http_errors import HttpRefusal
 from protocol.addresses import is_loopback
 from protocol.config import GatewayConfig
-from protocol.errors import InvalidRequest
 
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 
@@ -27,12 +27,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _SECURE = {"https", "wss"}
 
 
-class AccessDenied(InvalidRequest):
-    """The request may not be served; `status` is the HTTP status that says so."""
-
-    def __init__(self, message: str, *, code: str, status: int) -> None:
-        super().__init__(message, code=code)
-        self.status = status
+class AccessDenied(HttpRefusal):
+    """Whoever asked may not, from there or with that key."""
 
 
 class Keys:

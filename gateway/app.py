@@ -20,12 +20,12 @@ from gateway.admin import AdminApi
 from gateway.console_files import CONSOLE_FOLDER, ConsoleFiles
 from gateway.health import readiness
 from gateway.hosting import SessionHost
+from gateway.http_errors import HttpRefusal, can_answer, error_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.surfaces.native import NativeSessions, NativeStream
 from gateway.surfaces.realtime import RealtimeSocket
-from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.config import GatewayConfig
-from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
+from protocol.errors import AntiphonError, NotFound
 
 MAX_BODY_BYTES = 1024 * 1024
 
@@ -59,6 +59,7 @@ def build_app(
             AntiphonError: _antiphon_error,
             HTTPException: _http_error,
             ClientDisconnect: _hung_up,
+            Exception: _fault,
         },
     )
     # Not a route for every path: a path that is known would be a file for a wrong method.
@@ -149,7 +150,9 @@ def _bounded(receive: Receive) -> Receive:
         if message["type"] == "http.request":
             received += len(message.get("body", b""))
             if received > MAX_BODY_BYTES:
-                raise HTTPException(413, f"A body has at most {MAX_BODY_BYTES} bytes")
+                raise HttpRefusal(
+                    f"A body has at most {MAX_BODY_BYTES} bytes.", code="body_too_large", status=413
+                )
         return message
 
     return receive_within
@@ -157,26 +160,20 @@ def _bounded(receive: Receive) -> Receive:
 
 async def _no_such_socket(socket: WebSocket) -> None:
     error = NotFound("There is no WebSocket at this path.")
-    await socket.send_denial_response(JSONResponse(error_body(error.info()), status_code=404))
+    await socket.send_denial_response(error_response(error))
 
 
 async def _refuse(error: AccessDenied, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
-        "extensions", {}
-    ):
+    if scope["type"] == "websocket" and not can_answer(scope):
         with contextlib.suppress(OSError):
             await send({"type": "websocket.close", "code": 1008, "reason": error.code})
         return
-    response = JSONResponse(error_body(error.info()), status_code=error.status)
-    await response(scope, receive, send)
+    await error_response(error)(scope, receive, send)
 
 
 async def _antiphon_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AntiphonError)
-    headers = {}
-    if error.retry_after_ms is not None:
-        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-    return JSONResponse(error_body(error.info()), status_code=http_status(error), headers=headers)
+    return error_response(error)
 
 
 async def _hung_up(request: Request, error: Exception) -> Response:
@@ -185,16 +182,21 @@ async def _hung_up(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses, and the console's files."""
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(
-        error.status_code, "invalid_request"
-    )
-    info = ErrorInfo(code, ErrorKind.CLIENT, f"{error.detail}.")
-    headers = dict(error.headers or {})
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    refusal = HttpRefusal(f"{error.detail}.", code=code, status=error.status_code)
+    response = error_response(refusal)
+    response.headers.update(error.headers or {})
     if error.status_code == 405 and (allowed := _methods(request)):
         # A path has a route for each method, and the error knows the first of them.
-        headers["Allow"] = ", ".join(sorted(allowed))
-    return JSONResponse(error_body(info), status_code=error.status_code, headers=headers)
+        response.headers["Allow"] = ", ".join(sorted(allowed))
+    return response
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """What nobody saw coming: the server logs it."""
+    return error_response(AntiphonError("The gateway failed at this; its log says more."))
 
 
 def _methods(request: Request) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class Clients:
         """Hand an output to whom it is for: to all, but to those who still wait to be let in.
 
         A listener that fails fails the session, if it has control of it; an observer is
-        let go.
+        let go, and told so.
         """
         output = action.output
         if action.to is not None:
@@ -116,7 +117,10 @@ class Clients:
             if not self.session.observed_by(attachment):
                 raise
             _log.exception("observer_failed", session=self.session.identity.session)
-            self.listeners.pop(attachment, None)
+            del self.listeners[attachment]
+            with contextlib.suppress(Exception):
+                # Nothing may be left out silently: its connection ends here.
+                listener(sequence, LetGo("failed"))
 
 
 class Handler(Protocol):

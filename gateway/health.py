@@ -2,7 +2,7 @@
 
 `/healthz`: the process answers. `/readyz`: the gateway can do its work; full is still
 ready, wedged is not. With `?pipeline=P` only P counts, with `&capacity=1` P must also
-have room for one more session.
+have room for one more session, or a session that would make room.
 """
 
 from __future__ import annotations

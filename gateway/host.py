@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
+from gateway.bookkeeping import Bookkeeping
 from gateway.clients import Clients, HostedAttachment, raised
 from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
@@ -30,17 +30,9 @@ from gateway.placement import Placement, Replica
 from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import (
-    AntiphonError,
-    CapacityExceeded,
-    NotFound,
-    SessionBusy,
-    SessionStateLost,
-)
-from protocol.messages import (
-    Report,
-    WorkerStatus,
-)
+from protocol.deadline_timer import DeadlineTimer
+from protocol.errors import AntiphonError, CapacityExceeded, NotFound, SessionBusy, SessionStateLost
+from protocol.messages import Report, WorkerStatus
 from sessions.actions import (
     AttachRequested,
     ClientSaid,
@@ -51,16 +43,16 @@ from sessions.actions import (
     RestoreRequested,
     StageCrowded,
     ToClient,
-    TurnMeasured,
 )
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
-from sessions.lifecycle import CloseReason, State
+from sessions.lifecycle import CloseReason
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 
-_log = structlog.get_logger(__name__)
+ENDED = 1024
+"""Sessions whose end is remembered, so that who closes one of them is not refused."""
 
 
 def new_id(prefix: str) -> str:
@@ -88,18 +80,18 @@ class GatewayHost:
         self.draining = False
         self._aliases = aliases
         self._required = required
-        self._metrics = metrics
+        self._books = Bookkeeping(metrics)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0.0
+        self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._clients: dict[str, Clients] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """The tenants of the sessions that ended last."""
         self._transfers = Transfers(
             self.incarnation, [endpoint for _, _, endpoint in workers], self._stage_lost
         )
         self._placement = Placement()
-        self._hosted = HostedSessions(self._placement, self._transfers, self)
+        self._hosted = HostedSessions(self._placement, self._transfers, self._books)
         metrics.watch_edges(self._transfers.traffic)
-        self._incarnations: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._pools = Pools(
             self.incarnation,
@@ -113,10 +105,7 @@ class GatewayHost:
             attach=self._transfers.attach,
         )
         for name, stage, endpoint in workers:
-            replica = self._pools.add(name, stage, endpoint)
-            metrics.worker_state_changed(stage, name, False)
-            metrics.watch_link(name, replica.unacknowledged)
-            metrics.watch_devices(stage, name, replica.devices)
+            self._books.watch(self._pools.add(name, stage, endpoint))
 
     @property
     def holds_lease(self) -> bool:
@@ -174,7 +163,7 @@ class GatewayHost:
             announced = clients.announced
             clients.tell(action)
             if clients.announced and not announced:
-                self._metrics.session_opened(pipeline)
+                self._books.opened(session)
 
         def released(reason: CloseReason) -> None:
             self._released(clients, reason)
@@ -239,7 +228,6 @@ class GatewayHost:
         stays good.
         """
         clients = self._find(session, tenant)
-        pipeline = clients.session.pipeline.name
         name = new_id("att")
         arrival: asyncio.Future[Attached] = self._loop.create_future()
         clients.arrivals[name] = arrival
@@ -254,10 +242,9 @@ class GatewayHost:
             attachment.detach()
             raise
         except AntiphonError as error:
-            self._metrics.attach_ended(pipeline, error.code)
-            _log.warning("attach_refused", session=session, code=error.code)
+            self._books.attach_refused(clients.session, error)
             raise
-        self._metrics.attach_ended(pipeline, role.value)
+        self._books.attached(clients.session, role)
         return attachment, attached
 
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
@@ -322,7 +309,13 @@ class GatewayHost:
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
-        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        """Close a session: for the operator, or for its tenant. Raises NotFound.
+
+        A tenant's that has ended is closed: an answer may have been lost on its way, or the
+        session have ended by itself a moment before.
+        """
+        if tenant is not None and self._ended.get(session) == tenant:
+            return
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
@@ -365,8 +358,7 @@ class GatewayHost:
 
     def close(self) -> None:
         """Drop all links and the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._pools.close()
         self._transfers.close()
 
@@ -387,52 +379,20 @@ class GatewayHost:
         if clients is not None:
             await clients.room.wait()
 
-    # What all sessions tell
-
-    def failed(self, session: str, error: Exception) -> None:
-        """A session's machine raised."""
-        _log.error("session_failed", session=session, exc_info=error)
-
-    def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
-        """A command or an output did not come across."""
-        _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
-
-    def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
-        """A turn has ended."""
-        identity = hosted.session.identity
-        self._metrics.turn_finished(hosted.session.pipeline.name, turn)
-        _log.info(
-            "turn_ended",
-            session=identity.session,
-            epoch=identity.epoch,
-            turn=turn.turn,
-            lane=turn.lane,
-            status=turn.status,
-            reason=turn.reason,
-            error=turn.error,
-            server_ttft_ms=turn.ttft_ms,
-            server_ttfp_ms=turn.ttfp_ms,
-            server_rtf=turn.rtf,
-            audio_ms=turn.audio_ms,
-            prefill_tokens=turn.prefill_tokens,
-            timelines=turn.timelines,
-        )
-
-    def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
-        """A session entered a state, or was let go."""
-        self._metrics.session_state_changed(hosted.session.pipeline.name, before, after)
-
     def _released(self, clients: Clients, reason: CloseReason) -> None:
-        identity = clients.session.identity
-        pipeline = clients.session.pipeline.name
-        del self._clients[identity.session]
+        del self._clients[clients.session.identity.session]
         clients.end(SessionStateLost("the session has ended"))
         self._changed.set()
         if clients.announced:
-            self._metrics.session_closed(pipeline, reason)
+            self._remember_end(clients.session.identity)
         elif not clients.opened.done():
             clients.opened.set_exception(_refusal(clients.session, reason))
-        _log.info("session_released", session=identity.session, epoch=identity.epoch, reason=reason)
+        self._books.released(clients.session, reason, opened=clients.announced)
+
+    def _remember_end(self, identity: Identity) -> None:
+        self._ended[identity.session] = identity.tenant
+        if len(self._ended) > ENDED:
+            self._ended.popitem(last=False)
 
     # Time
 
@@ -441,20 +401,9 @@ class GatewayHost:
         return time.monotonic() * 1000.0
 
     def _arm(self) -> None:
-        at_ms = self._hosted.deadlines.next_ms()
-        if at_ms is None:
-            return
-        if self._timer is not None:
-            if self._timer_at_ms <= at_ms:
-                return
-            self._timer.cancel()
-        # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_ms = at_ms
-        when = self._loop.time() + max(0.0, at_ms - self._now_ms()) / 1000.0
-        self._timer = self._loop.call_at(when, self._tick)
+        self._timer.arm(self._hosted.deadlines.next_ms())
 
     def _tick(self) -> None:
-        self._timer = None
         self._hosted.tick(self._now_ms())
         self._arm()
 
@@ -479,16 +428,7 @@ class GatewayHost:
 
     def _on_change(self) -> None:
         self._changed.set()
-        begun = self._loop.time()
-        self._loop.call_soon(lambda: self._metrics.loop_lag(self._loop.time() - begun))
-        for replica in self._placement.all():
-            self._metrics.worker_state_changed(
-                replica.stage, replica.name, replica.link.worker is not None
-            )
-            known = self._incarnations.get(replica.name, 0)
-            if known and replica.incarnations > known:
-                self._metrics.worker_restarted(replica.stage, replica.name)
-            self._incarnations[replica.name] = replica.incarnations
+        self._books.workers_changed(self._placement.all())
 
     # What operators see
 
@@ -505,6 +445,7 @@ class GatewayHost:
                 },
                 sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
+                full=self._hosted.full(pipeline),
             )
             for pipeline in self.pipelines.values()
         ]

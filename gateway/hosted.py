@@ -148,6 +148,14 @@ class HostedSessions:
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 
+    def full(self, pipeline: Pipeline) -> bool:
+        """Whether there is no place, and no session that may end to make room for its tenant."""
+        places = pipeline.limits.sessions
+        return self.admission.held(pipeline.name) >= places and not any(
+            hosted.session.pipeline is pipeline and hosted.session.evictable
+            for hosted in self._hosted.values()
+        )
+
     def handle(self, session: str, event: Event, now_ms: float) -> None:
         """Feed `event` to the session and carry out what it asks for.
 

@@ -67,16 +67,13 @@ class PipelineHealth:
     stages: dict[str, StageHealth]
     sessions: int
     session_limit: int
+    full: bool
+    """Whether one more session would be refused, of whichever tenant."""
 
     @property
     def ready(self) -> bool:
         """Whether a replica of every stage makes progress."""
         return all(health is StageHealth.READY for health in self.stages.values())
-
-    @property
-    def full(self) -> bool:
-        """Whether one more session would be refused."""
-        return self.sessions >= self.session_limit
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,10 @@ class SessionHost(Protocol):
         """One session of this tenant, with its settings and limits. Raises NotFound."""
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
-        """Close a session: for the operator, or for its tenant. Raises NotFound."""
+        """Close a session: for the operator, or for its tenant. Raises NotFound.
+
+        A tenant's that has ended is closed, as long as that is remembered.
+        """
 
     def park_session(self, session: str) -> tuple[str, ...]:
         """Have the state of a session put away; the stages where it is, or is about to be.

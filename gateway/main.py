@@ -24,12 +24,10 @@ from gateway.pipelines import catalogue
 from gateway.server import GatewayServer, check_tls, listen
 from protocol.config import Config, GatewayConfig, check_binding, load_config
 from protocol.errors import AntiphonError, ConfigError
+from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
 
 log = structlog.get_logger(__name__)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +38,7 @@ class WorkerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> ExitStatus:
     """Run the gateway until it is told to stop; the exit status of the process."""
     options = _parser().parse_args(arguments)
     configure_logging("gateway")
@@ -57,11 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
             )
     except msgspec.DecodeError as error:
         print(f"gateway: --workers: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return ExitStatus.CONFIG
     except AntiphonError as error:
         print(f"gateway: {error.message}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-    return 0
+        return ExitStatus.CONFIG if isinstance(error, ConfigError) else ExitStatus.FAILED
+    return ExitStatus.OK
 
 
 async def _serve(

@@ -9,8 +9,8 @@ import structlog
 
 from gateway.placement import Placement, Replica
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import WorkerLink
 from protocol.messages import Report, WorkerStatus
+from protocol.worker_link import WorkerLink
 
 _log = structlog.get_logger(__name__)
 

@@ -3,8 +3,8 @@ incarnation and one worker incarnation, over a transport that may lose, repeat, 
 and delay frames.
 
 `GatewayEnd` and `WorkerEnd` are machines without I/O: `handle(event, now_ms)` returns
-actions for a shell (`protocol.link_zmq`), `deadline_ms` says when the next `Tick` is due.
-The machines do not look inside messages.
+actions for a shell (`protocol.worker_link`, `protocol.worker_endpoint`), `deadline_ms` says
+when the next `Tick` is due. The machines do not look inside messages.
 
 Opening. The gateway says `Hello` with its incarnation and the versions it speaks; the
 worker answers `Welcome` or `Refuse`. A link is the triple of gateway, worker and attempt

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from protocol.arena import Arena, ArenaLimits, Arrival, Attachment, Flow, attach, unavailable
@@ -46,7 +45,6 @@ class ShmFlow:
 
     arena: Flow
     traffic: tuple[Traffic, ...]
-    inline_below_bytes: int
 
     def count(self, size_bytes: int) -> None:
         """One more payload on each of its edges."""
@@ -59,9 +57,9 @@ class ShmConnector:
     """Payloads by shared memory, both as producer and as consumer.
 
     `path` is where this process's arena listens, in a directory of mode 0700, `name` this
-    process's incarnation. Payloads below `inline_below_bytes` go inside the message.
-    Those of up to `copied_bytes` are copied when they are taken, which for a few KiB costs
-    less than a view; as ever they are released when they are needed no longer.
+    process's incarnation. Payloads of up to `copied_bytes` are copied when they are taken,
+    which for a few KiB costs less than a view; as ever they are released when they are
+    needed no longer.
 
     Called on the loop: `on_arrival(arrival)` for payloads that were put with `tell`,
     `on_consumer(name)` when a consumer has attached, `on_lost(name)` when a consumer or a
@@ -77,7 +75,6 @@ class ShmConnector:
         name: str,
         limits: ArenaLimits | None = None,
         *,
-        inline_below_bytes: int = 0,
         copied_bytes: int = 0,
         on_arrival: Callable[[Arrival], None] | None = None,
         on_consumer: Callable[[str], None] | None = None,
@@ -86,7 +83,6 @@ class ShmConnector:
         self.path = path
         self.name = name
         self._copied_bytes = copied_bytes
-        self._inline_below_bytes = inline_below_bytes
         self.on_arrival = on_arrival
         self._on_consumer = on_consumer
         self._on_lost = on_lost
@@ -153,29 +149,21 @@ class ShmConnector:
     # The producer's end
 
     def open(
-        self,
-        session: str,
-        turn: int,
-        consumers: Mapping[str, str],
-        window_bytes: int,
-        inline_below_bytes: int | None = None,
+        self, session: str, turn: int, consumers: Mapping[str, str], window_bytes: int
     ) -> ShmFlow:
         """Begin a turn's output; see `Connector.open`."""
-        below = self._inline_below_bytes if inline_below_bytes is None else inline_below_bytes
         flow = self._arena.open(session, turn, consumers, window_bytes)
         traffic = tuple(self._put.setdefault(edge, Traffic()) for edge in consumers)
-        return ShmFlow(flow, traffic, below)
+        return ShmFlow(flow, traffic)
 
     def put(
         self, payload: Payload, flow: ShmFlow, note: bytes = b"", *, tell: bool = False
-    ) -> Descriptor:
+    ) -> ShmDescriptor:
         """Copy `payload` into the arena; see `Connector.put`.
 
         With `tell` the consumers are woken and get it as an arrival with `note`, without
-        any message; then it is never inline.
+        any message.
         """
-        if not tell and len(payload.data) < flow.inline_below_bytes:
-            return _inline(payload)
         descriptor = self._arena.put(flow.arena, payload, note, tell=tell)
         flow.count(descriptor.size_bytes)
         return descriptor
@@ -188,10 +176,8 @@ class ShmConnector:
         note: bytes = b"",
         *,
         tell: bool = False,
-    ) -> Descriptor:
+    ) -> ShmDescriptor:
         """`put`, waiting for room; see `Connector.put_when_ready`."""
-        if not tell and len(payload.data) < flow.inline_below_bytes:
-            return _inline(payload)
         descriptor = await self._arena.put_when_ready(
             flow.arena, payload, note, tell=tell, timeout_s=timeout_s
         )
@@ -333,7 +319,3 @@ class ShmConnector:
     def _tell_lost(self, name: str) -> None:
         if self._on_lost is not None:
             self._on_lost(name)
-
-
-def _inline(payload: Payload) -> InlineDescriptor:
-    return InlineDescriptor(msgspec.structs.replace(payload, data=bytes(payload.data)))

@@ -143,6 +143,7 @@ class LetGo:
     """The last word to an attachment whose session goes on without it, and why.
 
     `replaced`: another took over. `stalled`: it left its output unread for too long.
+    `failed`: it observes, and cannot be told what the session put out.
     """
 
     reason: str

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from protocol.arena import Arrival
+from protocol.deadline_timer import DeadlineTimer
 from protocol.device_bytes import HOST
 from protocol.edges import decode_note
 from protocol.errors import (
@@ -33,7 +34,6 @@ from protocol.errors import (
 )
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import WorkerEndpoint
 from protocol.messages import (
     Command,
     Fence,
@@ -42,6 +42,7 @@ from protocol.messages import (
     TurnEnded,
     Update,
 )
+from protocol.worker_endpoint import WorkerEndpoint
 from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
@@ -125,8 +126,6 @@ class Worker:
         self._events: deque[Event] = deque()
         self._telling = False
         self._settle_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = 0.0
         self._stop = asyncio.Event()
         self._emptied = asyncio.Event()
 
@@ -140,6 +139,7 @@ class Worker:
         Raises ConfigError when the endpoint cannot be bound, and what loading raises.
         """
         self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer(lambda: self._tell(Tick()), self._now_ms)
         self._endpoint = WorkerEndpoint(
             self._spec.endpoint,
             self.incarnation,
@@ -185,8 +185,7 @@ class Worker:
         finally:
             # All that needs no waiting comes first: it is done whenever this is cancelled.
             self._endpoint.close()
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timer.cancel()
             for session in list(self._sessions):
                 self._free(session)
             for task in (loading, stopping):
@@ -282,31 +281,17 @@ class Worker:
         self._telling = True
         try:
             while self._events:
-                now_ms = self._loop.time() * 1000.0
+                now_ms = self._now_ms()
                 for action in self._control.handle(self._events.popleft(), now_ms):
                     self._carry_out(action)
         finally:
             self._telling = False
         if self._stop.is_set() and not self._control.sessions:
             self._emptied.set()
-        self._arm()
+        self._timer.arm(self._control.deadline_ms)
 
-    def _arm(self) -> None:
-        deadline_ms = self._control.deadline_ms
-        if deadline_ms is None:
-            return
-        when = deadline_ms / 1000.0
-        if self._timer is not None:
-            if self._timer_at_s <= when:
-                return
-            self._timer.cancel()
-        # Kept here: uvloop's handle of a time that has passed does not know it.
-        self._timer_at_s = when
-        self._timer = self._loop.call_at(when, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._tell(Tick())
+    def _now_ms(self) -> float:
+        return self._loop.time() * 1000.0
 
     def _carry_out(self, action: Action) -> None:
         match action:

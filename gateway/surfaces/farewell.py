@@ -20,7 +20,11 @@ CLOSE_CODES = {
 }
 """The close codes of connections that are refused, by whose fault it is."""
 
-LET_GO = {"replaced": (4001, "replaced"), "stalled": (CLOSE_POLICY, "session_stalled")}
+LET_GO = {
+    "replaced": (4001, "replaced"),
+    "stalled": (CLOSE_POLICY, "session_stalled"),
+    "failed": (CLOSE_INTERNAL, "internal_error"),
+}
 """Close code and reason of a connection whose session goes on without it."""
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+import structlog
 from starlette.types import Message, Send
 
-from gateway.egress import Egress
+from gateway.egress import Egress, EgressOverflow
 from gateway.metrics import FrameCounts
+from gateway.surfaces.farewell import CLOSE_INTERNAL, CLOSE_POLICY
+
+_log = structlog.get_logger(__name__)
 
 _GOODBYE_S = 1.0
 
@@ -31,6 +36,28 @@ class Outlet:
         """Send until `finish`. Raises EgressOverflow, and OSError when the client is gone."""
         await self.egress.drain(self._send_frame)
         await self._close_with(*self._close)
+
+    async def carry(
+        self, reading: Coroutine[Any, Any, None], session: str, on_stalled: Callable[[], None]
+    ) -> None:
+        """Send beside `reading`, which ends when the client has gone.
+
+        `on_stalled` is called when the client has not read for so long that it is cut off. A
+        connection that fails is closed with its reason, and its session left to the caller.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self.run())
+                await reading
+                writer.cancel()
+        except* EgressOverflow:
+            on_stalled()
+            await self.goodbye(CLOSE_POLICY, "session_stalled")
+        except* OSError:
+            pass  # The client is gone.
+        except* Exception:
+            _log.exception("connection_failed", session=session)
+            await self.goodbye(CLOSE_INTERNAL, "internal_error")
 
     async def goodbye(self, code: int, reason: str) -> None:
         """Close with a reason, if the client takes it within a moment."""

@@ -2,8 +2,8 @@
 
 from protocol.arena.arena import Arena, ArenaUse
 from protocol.arena.attaching import attach
+from protocol.arena.attachment import Arrival, Attachment
 from protocol.arena.memory import unavailable
-from protocol.arena.peer import Arrival, Attachment
 from protocol.arena.producer import ArenaLimits, Flow
 from protocol.connectors import ShmDescriptor
 

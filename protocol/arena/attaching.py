@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 
 from protocol.arena import handshake, memory
+from protocol.arena.attachment import Arrival, Attachment
 from protocol.arena.handshake import Hello, Prepare, Refusal, Welcome
-from protocol.arena.peer import Arrival, Attachment
 from protocol.arena.records import Inbox, Outbox, outbox_bytes
 from protocol.connector_errors import DescriptorRefused, PeerLost, TransferTimeout
 from protocol.connectors import Traffic

@@ -6,7 +6,7 @@ protocol does not know are refused, as the public service refuses them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -194,19 +194,7 @@ _WireEvent = (
 
 _decoder: msgspec.json.Decoder[_WireEvent] = msgspec.json.Decoder(_WireEvent)
 
-EVENT_TYPES = (
-    "session.update",
-    "input_audio_buffer.append",
-    "input_audio_buffer.commit",
-    "input_audio_buffer.clear",
-    "output_audio_buffer.clear",
-    "conversation.item.create",
-    "conversation.item.retrieve",
-    "conversation.item.delete",
-    "conversation.item.truncate",
-    "response.create",
-    "response.cancel",
-)
+EVENT_TYPES = tuple(str(event.__struct_config__.tag) for event in get_args(_WireEvent))
 
 
 def parse(frame: str | bytes) -> ClientEvent:
@@ -229,12 +217,6 @@ def parse(frame: str | bytes) -> ClientEvent:
         raise _explain(frame, error) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise MalformedEvent("The event is not valid JSON.", code="invalid_json") from None
-    if type(event) is _WireAppend:
-        try:
-            return InputAudioAppend(decode_pcm(event.audio, "audio"), event.event_id)
-        except MalformedEvent as error:
-            error.event_id = event.event_id
-            raise
     try:
         return _checked(event)
     except MalformedEvent as error:

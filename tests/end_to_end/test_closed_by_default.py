@@ -241,7 +241,7 @@ def test_the_command_line_talks_over_tls(
 
 def test_keys_and_words_are_in_no_log_and_on_no_command_line(guarded: Deployment) -> None:
     # After what the tests above have done with right and wrong keys, and the turn they took.
-    assert any('"open refused"' in line for line in guarded.log)
+    assert any('"open_refused"' in line for line in guarded.log)
     assert any('"turn_ended"' in line for line in guarded.log)
     secrets = [KEY, ADMIN_KEY, "wrong-key-0123456789", "France"]
     assert [line for line in guarded.log if any(secret in line for secret in secrets)] == []

@@ -57,4 +57,7 @@ async def test_f01_the_real_engine_takes_sessions_for_ever_that_vanish() -> None
                 assert response.output[0].parts[0].text
             attachment.detach()
             held = min(cycle + 1, PLACES)
-            assert readiness(it.host).body["capacity"] == ("full" if held == PLACES else "free")
+            told = readiness(it.host, "voice", capacity=True)
+            assert told.body["pipelines"]["voice"]["sessions"] == held
+            # Whoever comes next takes a free place, or that of one who left.
+            assert (told.ready, told.body["capacity"]) == (True, "free")

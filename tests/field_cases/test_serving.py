@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
 from gateway.health import readiness
-from gateway.surfaces.realtime.outputs import error_body, http_status
+from gateway.http_errors import error_response
 from protocol import errors
 from protocol.errors import AntiphonError, ErrorKind, NotFound
 from sessions.client import Restored, Restoring, Role, SessionEnded
@@ -44,7 +45,10 @@ async def test_f01_dropping_more_sessions_than_there_are_places_goes_on_for_ever
             attachment.detach()
             held = min(cycle + 1, PLACES)
             assert len(engine(it, "think").open_sessions) <= PLACES
-            assert readiness(it.host).body["capacity"] == ("full" if held == PLACES else "free")
+            told = readiness(it.host, "voice", capacity=True)
+            assert told.body["pipelines"]["voice"]["sessions"] == held
+            # Whoever comes next takes a free place, or that of one who left.
+            assert (told.ready, told.body["capacity"]) == (True, "free")
         await it.kill("think")
         async with asyncio.timeout(WAIT_S):
             while readiness(it.host).ready:
@@ -221,8 +225,9 @@ KINDS = sorted(
 def test_f20_a_status_says_whose_fault_it_is(kind: type[AntiphonError]) -> None:
     # A model's failure was answered as 200; the server's faults were called the client's.
     error = kind("it went wrong")
-    status = http_status(error)
-    described = error_body(error.info())["error"]["type"]
+    response = error_response(error)
+    status = response.status_code
+    described = json.loads(bytes(response.body))["error"]["type"]
     if error.kind is ErrorKind.CLIENT:
         assert 400 <= status < 500
         assert described == "invalid_request_error"

@@ -139,7 +139,8 @@ class ScriptedHost:
 
     def health(self) -> list[PipelineHealth]:
         held = sum(not attachment.ended for attachment in self.attachments)
-        return [PipelineHealth("voice", self.required, self.stages, held, self.session_limit)]
+        full = held >= self.session_limit
+        return [PipelineHealth("voice", self.required, self.stages, held, self.session_limit, full)]
 
     def sessions(self) -> list[SessionSummary]:
         return [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.errors import CapacityExceeded, InvalidRequest
-from protocol.link_zmq import WorkerLink
 from protocol.messages import Close, Command, Fence, Update
+from protocol.worker_link import WorkerLink
 from sessions.actions import Action, Event, Tick
 from sessions.backlog import COMMANDS
 from sessions.client import Refused, Restored, SessionCreated, SessionEnded
@@ -147,13 +148,20 @@ async def test_a_session_that_fails_at_its_deadline_ends_and_the_others_meet_the
     monkeypatch.setattr(Session, "handle", failing)
     async with serving(idle_ms=200) as (host, engines):
         client, other = Client(), Client()
-        faulty.add((await opened(host, client)).session)
-        await opened(host, other)
-        assert (await client.until(SessionEnded)).reason == "error"
-        assert (await other.until(SessionEnded)).reason == "idle"
-        async with asyncio.timeout(WAIT_S):
-            await host.drained()
+        failing_one = (await opened(host, client)).session
+        faulty.add(failing_one)
+        idle_one = (await opened(host, other)).session
+        with capture_logs() as logs:
+            assert (await client.until(SessionEnded)).reason == "error"
+            assert (await other.until(SessionEnded)).reason == "idle"
+            async with asyncio.timeout(WAIT_S):
+                await host.drained()
     assert not any(engine.open_sessions for engine in engines.values())
+    ends = [log for log in logs if log["event"] == "session_released"]
+    assert {log["session"]: (log["log_level"], log["error"]) for log in ends} == {
+        failing_one: ("warning", "internal_error"),
+        idle_one: ("info", None),
+    }
 
 
 async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing(

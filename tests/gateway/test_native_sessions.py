@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -15,11 +16,12 @@ from protocol.errors import CapacityExceeded, EngineFailed, ErrorInfo, ErrorKind
 from sessions.client import Answered
 from sessions.duplex.events import AppendAudio, ClearInput
 from tests.gateway.conftest import Serve
-from tests.gateway.native_client import opened, requests, stream
+from tests.gateway.native_client import WAIT_S, opened, requests, stream
 from tests.gateway.real_host import RealGateway, real_gateway
 from tests.gateway.scripted_host import ScriptedHost
 
 KEY = "sk-0123456789"
+OTHER_KEY = "sk-9876543210"
 SAID_BY_NOBODY = {"role": "user", "parts": [{"kind": "output_text"}]}
 
 
@@ -71,6 +73,30 @@ async def test_a_session_is_opened_looked_at_and_closed(http: httpx.AsyncClient)
     assert error(never) == (404, "session_not_found", None)
 
 
+async def test_a_session_that_ended_by_itself_is_closed_for_its_tenant_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.host.ENDED", 1)
+    async with (
+        real_gateway(GatewayConfig(keys=(KEY, OTHER_KEY))) as gateway,
+        requests(gateway.http, KEY) as http,
+        requests(gateway.http, OTHER_KEY) as other,
+    ):
+        urls = []
+        for _ in range(2):
+            session = await opened(http, limits={"idle_s": 0.05})
+            urls.append(f"/v1/sessions/{session['id']}")
+            async with stream(gateway.stream(session["id"]), key=KEY, role="observer") as observer:
+                await observer.until("session_ended")
+            async with asyncio.timeout(WAIT_S):
+                await gateway.host.drained()
+        forgotten, ended = urls
+        assert (await http.delete(ended)).status_code == 204
+        assert (await http.get(ended)).status_code == 404
+        assert error(await other.delete(ended)) == (404, "session_not_found", None)
+        assert error(await http.delete(forgotten)) == (404, "session_not_found", None)
+
+
 async def test_an_empty_object_opens_the_first_pipeline(http: httpx.AsyncClient) -> None:
     assert (await opened(http))["model"] == "voice"
 
@@ -114,7 +140,13 @@ async def test_f7_chosen_limits_hold() -> None:
 async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_room(
     gateway: RealGateway, http: httpx.AsyncClient
 ) -> None:
+    async def room() -> tuple[int, str]:
+        answer = await http.get("/readyz?pipeline=voice&capacity=1")
+        return answer.status_code, answer.json()["capacity"]
+
     one, two = await opened(http), await opened(http)
+    # Either of them would make room.
+    assert await room() == (200, "free")
     async with (
         stream(gateway.stream(one["id"]), role="controller", secret=one["secret"]) as first,
         stream(gateway.stream(two["id"]), role="controller", secret=two["secret"]) as second,
@@ -123,6 +155,7 @@ async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_roo
         await second.until("attached")
         refused = await http.post("/v1/sessions", json={})
         assert error(refused)[:2] == (503, "capacity_exceeded")
+        assert await room() == (503, "full")
         await second.socket.close()
         await first.say("signal", signal={"type": "clear"})
         await first.until("input_cleared")

@@ -18,10 +18,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.egress import LIMIT_BYTES
 from gateway.server import WS_MAX_BYTES
+from gateway.surfaces.native.outputs import OutputWriter
 from protocol.config import GatewayConfig
 from protocol.native import MAX_FRAME_BYTES
 from sessions.client import LetGo
-from sessions.duplex.events import AudioDelta
+from sessions.duplex.events import AudioDelta, InputCleared
 from tests.gateway.conftest import Gateway as ScriptedGateway
 from tests.gateway.conftest import Serve
 from tests.gateway.native_client import Stream, opened, requests, stream
@@ -560,8 +561,39 @@ async def test_an_observer_that_does_not_read_is_let_go_and_holds_nobody_up(
             observer.socket.transport.resume_reading()
             # Broken off where the close frame found no room in time.
             assert (await observer.closed())[0] in (1008, 1006)
-    slow = [line for line in log if line["event"] == "client does not read"]
+    slow = [line for line in log if line["event"] == "client_does_not_read"]
     assert [(line["session"], line["observer"]) for line in slow] == [(session["id"], True)]
+
+
+async def test_an_observer_that_cannot_be_told_is_cut_off_and_holds_nobody_up(
+    gateway: RealGateway, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = OutputWriter.write
+
+    def failing(writer: OutputWriter, sequence: int, output: Any) -> str | bytes:
+        frame = write(writer, sequence, output)
+        if isinstance(frame, bytes) and isinstance(output, InputCleared):
+            raise RuntimeError("synthetic fault")
+        return frame
+
+    monkeypatch.setattr(OutputWriter, "write", failing)
+    session = await opened(http)
+    url = gateway.stream(session["id"])
+    with capture_logs() as log:
+        async with (
+            stream(url) as client,
+            stream(url, "antiphon.msgpack", role="observer") as observer,
+        ):
+            await observer.until("attached")
+            await controller(session, client)
+            await client.say("signal", signal={"type": "clear"})
+            assert await observer.closed() == (1011, "internal_error")
+            assert (observer.kinds[-1], observer.frames[-1]["reason"]) == ("let_go", "failed")
+            await client.say("signal", signal=RESPOND)
+            await client.until("response_done")
+            assert client.pcm == ALL_AUDIO
+    failed = [line for line in log if line["event"] == "observer_failed"]
+    assert [line["session"] for line in failed] == [session["id"]]
 
 
 async def test_a_controller_that_does_not_read_is_let_go_and_may_come_back(

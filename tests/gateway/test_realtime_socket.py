@@ -16,7 +16,8 @@ from websockets.typing import Subprotocol
 from gateway.access import Access
 from gateway.metrics import GatewayMetrics
 from gateway.server import WS_MAX_BYTES
-from gateway.surfaces.realtime.socket import APPEND_BYTES, RealtimeSocket
+from gateway.surfaces.long_audio import APPEND_BYTES
+from gateway.surfaces.realtime.socket import RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind
 from protocol.realtime import MAX_EVENT_BYTES

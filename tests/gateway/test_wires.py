@@ -15,7 +15,6 @@ from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.edges import ConnectorKind, gateway_arena, worker_arena
 from protocol.errors import CapacityExceeded
-from protocol.link_zmq import WorkerLink
 from protocol.messages import (
     Acknowledge,
     Attach,
@@ -31,6 +30,7 @@ from protocol.messages import (
 )
 from protocol.payloads import audio_payload
 from protocol.shm_connector import ShmConnector
+from protocol.worker_link import WorkerLink
 from sessions.actions import Event, Reported, StageLost, StageProduced
 from sessions.lanes import DEFAULT_LANE, INPUT_LANE
 from sessions.pipeline import Delivery

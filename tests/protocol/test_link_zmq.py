@@ -16,7 +16,6 @@ from protocol.connectors import InlineDescriptor
 from protocol.errors import CapacityExceeded, ConfigError, EngineLost
 from protocol.link_events import LinkSettings
 from protocol.link_frames import LINK_VERSION, Credit, Hello, WorkerInfo, encode_frame
-from protocol.link_zmq import WorkerEndpoint, WorkerLink
 from protocol.messages import (
     Command,
     Fence,
@@ -28,6 +27,8 @@ from protocol.messages import (
 )
 from protocol.payloads import text_payload
 from protocol.stream import StreamLimits
+from protocol.worker_endpoint import WorkerEndpoint
+from protocol.worker_link import WorkerLink
 from protocol.zmq_socket import check_endpoint
 
 FENCE = Fence("s", 1, "gateway-1")

@@ -119,7 +119,7 @@ def test_what_lies_in_the_pool_can_be_had_whatever_output_has_taken() -> None:
 def test_what_others_would_have_to_free_is_told_for_every_device() -> None:
     it = Ledger({HOST: Budget(100), GPU: Budget(10)})
     it.reserve("a", "t", {HOST: 60, GPU: 10})
-    with pytest.raises(OutOfBytes, match="cpu .* cuda:0") as refused:
+    with pytest.raises(OutOfBytes, match=r"cpu .* cuda:0") as refused:
         it.reserve("b", "t", {HOST: 50, GPU: 4})
     assert refused.value.shortage == {HOST: 10, GPU: 4}
 

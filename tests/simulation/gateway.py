@@ -1,6 +1,6 @@
 """A gateway process: the real sessions, placement, wires and link ends.
 
-What `gateway.host`, `gateway.pools` and `protocol.link_zmq` do on a loop is done here on
+What `gateway.host`, `gateway.pools` and `protocol.worker_link` do on a loop is done here on
 virtual time: actions are carried out, nothing is decided.
 """
 

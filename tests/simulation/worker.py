@@ -1,6 +1,6 @@
 """A worker process: the real control side and the real link end, and a synthetic engine.
 
-What `workers.worker` and `protocol.link_zmq` do on a loop is done here on virtual time:
+What `workers.worker` and `protocol.worker_endpoint` do on a loop is done here on virtual time:
 actions are carried out, nothing is decided.
 """
 

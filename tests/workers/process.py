@@ -17,7 +17,6 @@ import msgspec
 from protocol.connectors import InlineDescriptor
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import WorkerLink
 from protocol.messages import (
     Answer,
     Command,
@@ -31,6 +30,7 @@ from protocol.messages import (
     WorkerStatus,
 )
 from protocol.payloads import text_payload
+from protocol.worker_link import WorkerLink
 from workers.spec import WorkerSpec, WorkerStarted
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pydantic
 
+from protocol.connectors import Descriptor
 from protocol.edges import gateway_arena
 from protocol.messages import RaiseFloor, Run, TurnStatus
 from protocol.payloads import PayloadType, text_payload
@@ -64,7 +65,9 @@ async def test_an_abandoned_turn_gives_its_input_back_when_it_ends_at_last() -> 
             await gateway.open()
             await arena.consumer(worker.incarnation)
             flow = arena.open("s", 1, {"client->hold": worker.incarnation}, 4096)
-            inputs = [arena.put(text_payload(text), flow) for text in ("read", "not read")]
+            inputs: list[Descriptor] = [
+                arena.put(text_payload(text), flow) for text in ("read", "not read")
+            ]
             gateway.send(Run(gateway.fence(), 1, "default", {}, inputs))
             assert await gateway.output() == "read"
             gateway.send(RaiseFloor(gateway.fence(), "default", 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.documents import asyncapi, json_schema
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.native.verbs import as_written, verbs
-from protocol.errors import AntiphonError, NotFound
+from protocol.errors import AntiphonError
 from protocol.native import (
     CommandResult,
     OpenBody,
@@ -31,9 +30,6 @@ from protocol.native import (
 )
 from sessions.lifecycle import State
 
-DELETED = 1024
-"""Sessions whose deletion is remembered, so that a repeated one succeeds as well."""
-
 
 class NativeSessions:
     """Open, list, look at, update, signal and close sessions, each tenant its own."""
@@ -42,7 +38,6 @@ class NativeSessions:
         self._host = host
         self._access = access
         self._metrics = metrics
-        self._deleted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def routes(self) -> list[Route]:
         """The routes, to be mounted at the root."""
@@ -89,17 +84,9 @@ class NativeSessions:
         return _json(self._describe(request.path_params["session"], tenant))
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /v1/sessions/{id}`: close it; once more does no harm."""
+        """`DELETE /v1/sessions/{id}`: close it, if it has not ended already."""
         tenant = self._access.tenant(request.scope)
-        session = request.path_params["session"]
-        try:
-            self._host.close_session(session, tenant)
-        except NotFound:
-            if (tenant, session) not in self._deleted:
-                raise
-        self._deleted[tenant, session] = None
-        if len(self._deleted) > DELETED:
-            self._deleted.popitem(last=False)
+        self._host.close_session(request.path_params["session"], tenant)
         return Response(status_code=204)
 
     async def update(self, request: Request) -> Response:

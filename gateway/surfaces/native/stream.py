@@ -12,19 +12,17 @@ import contextlib
 from typing import Any
 
 import structlog
-from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
-from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost, SessionSummary
+from gateway.http_errors import can_answer, error_response
 from gateway.metrics import GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.realtime.outputs import error_body, http_status
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from protocol.native import (
     WIRES,
@@ -69,10 +67,9 @@ class NativeStream:
             summary = self._host.summary(scope["path_params"]["session"], tenant)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
-            log.info("stream refused", surface="native", code=error.code)
-            if subprotocol is None and "websocket.http.response" in scope.get("extensions", {}):
-                body = error_body(error.info())
-                await JSONResponse(body, http_status(error))(scope, receive, send)
+            log.info("stream_refused", surface="native", code=error.code)
+            if subprotocol is None and can_answer(scope):
+                await error_response(error)(scope, receive, send)
                 return
             refusal = error
         try:
@@ -146,7 +143,7 @@ class _Connection:
         try:
             attachment = await self._attach()
             if attachment is not None:
-                await self._carry(attachment)
+                await self._outlet.carry(self._read(attachment), self._session, self._stalled)
         except OSError:
             pass  # The client is gone.
         finally:
@@ -198,20 +195,8 @@ class _Connection:
         _check(attach)
         return attach
 
-    async def _carry(self, attachment: Attachment) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._outlet.run())
-                await self._read(attachment)
-                writer.cancel()
-        except* EgressOverflow:
-            log.info("client does not read", session=self._session, observer=self._observes)
-            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
-        except* OSError:
-            pass  # The client is gone; its session waits for it.
-        except* Exception:
-            log.exception("connection failed", session=self._session)
-            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
+    def _stalled(self) -> None:
+        log.info("client_does_not_read", session=self._session, observer=self._observes)
 
     async def _read(self, attachment: Attachment) -> None:
         while True:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from gateway.surfaces.long_audio import APPEND_BYTES, in_pieces
 from protocol.errors import ErrorInfo, InvalidRequest
 from protocol.native import (
     AudioInput,
@@ -36,12 +37,6 @@ from sessions.oneshot import events as oneshot
 from sessions.pipeline import Kind
 from sessions.steps import events as steps
 
-APPEND_BYTES = 64 * 1024
-"""Longer audio is handed to the session in pieces of this size, each when it has room.
-
-With a command id it is refused: a command is carried out once, and whole.
-"""
-
 _SAMPLE_BYTES = 2
 
 _PARTS_OF_ROLE = {
@@ -67,15 +62,16 @@ def verbs(kind: str, said: Any, command: str | None, ref: str | None) -> Iterato
             f"a session of kind {kind} takes no {tag!r}", field=place, code="unsupported"
         )
     verb = build(said, ref)
-    if not isinstance(verb, duplex.AppendAudio) or len(verb.pcm) <= APPEND_BYTES:
-        yield verb
-        return
-    if command is not None:
+    if (
+        command is not None
+        and isinstance(verb, duplex.AppendAudio)
+        and len(verb.pcm) > APPEND_BYTES
+    ):
+        # A command is carried out once, and whole.
         raise InvalidRequest(
             f"audio with an id has at most {APPEND_BYTES} bytes", field="input.pcm"
         )
-    for start in range(0, len(verb.pcm), APPEND_BYTES):
-        yield duplex.AppendAudio(verb.pcm[start : start + APPEND_BYTES], ref)
+    return in_pieces(verb)
 
 
 def as_written(error: ErrorInfo) -> ErrorInfo:

@@ -7,28 +7,11 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from gateway.access import AccessDenied
+from gateway.http_errors import ERROR_TYPES, error_members
 from gateway.surfaces.realtime.settings import describe
-from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.realtime import server_events as wire
 from sessions import client
 from sessions.duplex import events as duplex
-
-ERROR_TYPES = {
-    ErrorKind.CLIENT: "invalid_request_error",
-    ErrorKind.CAPACITY: "rate_limit_error",
-    ErrorKind.SERVER: "server_error",
-    ErrorKind.FENCED: "server_error",
-    ErrorKind.LOST: "server_error",
-}
-
-_STATUS = {
-    ErrorKind.CLIENT: 400,
-    ErrorKind.CAPACITY: 503,
-    ErrorKind.SERVER: 500,
-    ErrorKind.FENCED: 503,
-    ErrorKind.LOST: 503,
-}
 
 # The protocol's own words for why a response stopped; clients refuse others.
 _REASONS = frozenset({"turn_detected", "client_cancelled", "max_output_tokens", "content_filter"})
@@ -41,18 +24,6 @@ def events(output: duplex.ClientOutput) -> list[wire.ServerEvent]:
     on the connection.
     """
     return _EVENTS[type(output)](output)
-
-
-def error_body(error: ErrorInfo) -> dict[str, Any]:
-    """The JSON body of an HTTP error, as the OpenAI API has it."""
-    return {"error": {**_error_json(error), "param": error.field}}
-
-
-def http_status(error: AntiphonError) -> int:
-    """The HTTP status of an error, as docs/errors.md has it."""
-    if isinstance(error, AccessDenied):
-        return error.status
-    return 404 if isinstance(error, NotFound) else _STATUS[error.kind]
 
 
 def _content(part: duplex.Part) -> wire.ContentOut:
@@ -133,10 +104,6 @@ def _response_out(response: duplex.Response) -> wire.ResponseOut:
     )
 
 
-def _error_json(error: ErrorInfo) -> dict[str, Any]:
-    return {"type": ERROR_TYPES[error.kind], "code": error.code, "message": error.message}
-
-
 def _place(output: Any) -> dict[str, Any]:
     return {
         "response_id": output.response_id,
@@ -202,7 +169,7 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     ],
     duplex.InputTranscriptionFailed: lambda o: [
         wire.TranscriptionFailed(
-            item_id=o.item_id, content_index=o.content_index, error=_error_json(o.error)
+            item_id=o.item_id, content_index=o.content_index, error=error_members(o.error)
         )
     ],
     duplex.ItemAdded: lambda o: [

@@ -7,24 +7,21 @@ which cannot read one, after it with an error event and a close code.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import Access
-from gateway.egress import EgressOverflow
 from gateway.hosting import Attachment, SessionHost
+from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_INTERNAL, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.realtime.outputs import error_body, http_status
 from gateway.surfaces.realtime.resume import (
     Return,
     numbered,
@@ -43,16 +40,13 @@ from sessions.client import (
     SessionEnded,
     SettingsUpdated,
 )
-from sessions.duplex.events import AppendAudio, ClientOutput, ClientVerb
+from sessions.duplex.events import ClientOutput
 from sessions.pipeline import Kind
 
 SUBPROTOCOL = "realtime"
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 CLOSE_UNSUPPORTED = 4000
-
-APPEND_BYTES = 64 * 1024
-"""A longer append is handed to the session in pieces of this size, each when it has room."""
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +79,7 @@ class RealtimeSocket:
                 connection, attachment = await self._come_back(tenant, back, receive, send)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
-            log.info("open refused", surface="realtime", code=error.code)
+            log.info("open_refused", surface="realtime", code=error.code)
             await self._refuse(error, subprotocol, scope, receive, send)
             return
         try:
@@ -167,15 +161,8 @@ class RealtimeSocket:
         receive: Receive,
         send: Send,
     ) -> None:
-        can_read_status = "websocket.http.response" in scope.get("extensions", {})
-        if can_read_status and subprotocol is None and not isinstance(error, Unsupported):
-            headers = {}
-            if error.retry_after_ms is not None:
-                headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-            response = JSONResponse(
-                error_body(error.info()), status_code=http_status(error), headers=headers
-            )
-            await response(scope, receive, send)
+        if can_answer(scope) and subprotocol is None and not isinstance(error, Unsupported):
+            await error_response(error)(scope, receive, send)
             return
         self._metrics.error_told(error.code)
         try:
@@ -253,22 +240,15 @@ class _Connection:
     async def run(self, attachment: Attachment) -> None:
         """Carry frames both ways until either side ends it."""
         self._attachment = attachment
-        self._metrics.watch_egress(self._egress)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._outlet.run())
-                await self._read(attachment)
-                writer.cancel()
-        except* EgressOverflow:
-            log.info("client does not read", session=attachment.session)
+
+        def stalled() -> None:
+            log.info("client_does_not_read", session=attachment.session)
             if self._secret is None:
                 attachment.close("stalled")
-            await self._outlet.goodbye(CLOSE_POLICY, "session_stalled")
-        except* OSError:
-            pass  # The client is gone; the caller closes the session.
-        except* Exception:
-            log.exception("connection failed", session=attachment.session)
-            await self._outlet.goodbye(CLOSE_INTERNAL, "internal_error")
+
+        self._metrics.watch_egress(self._egress)
+        try:
+            await self._outlet.carry(self._read(attachment), attachment.session, stalled)
         finally:
             self._metrics.forget_egress(self._egress)
 
@@ -287,22 +267,13 @@ class _Connection:
                 self._metrics.error_told(error.code)
                 self._egress.put(self._translation.refusal(error))
                 continue
-            for part in _in_parts(verb):
+            for piece in in_pieces(verb):
                 await attachment.room()
-                attachment.send(part)
+                attachment.send(piece)
 
     def _on_blocked(self, blocked: bool) -> None:
         if self._attachment is not None:
             self._attachment.set_blocked(blocked)
-
-
-def _in_parts(verb: ClientVerb) -> Iterator[ClientVerb]:
-    """`verb`, or the pieces of an append that is longer than one message to a worker should be."""
-    if not isinstance(verb, AppendAudio) or len(verb.pcm) <= APPEND_BYTES:
-        yield verb
-        return
-    for start in range(0, len(verb.pcm), APPEND_BYTES):
-        yield AppendAudio(verb.pcm[start : start + APPEND_BYTES], verb.ref)
 
 
 def _asked_model(scope: Scope) -> str | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gateway.http_errors import ERROR_TYPES
 from gateway.surfaces.farewell import farewell
-from gateway.surfaces.realtime.outputs import ERROR_TYPES, events
+from gateway.surfaces.realtime.outputs import events
 from gateway.surfaces.realtime.settings import (
     check_format,
     check_voice_name,

@@ -1,0 +1,119 @@
+"""What is logged and counted of a gateway's sessions and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from gateway.hosted import Hosted
+from gateway.metrics import GatewayMetrics
+from gateway.placement import Replica
+from protocol.errors import AntiphonError
+from sessions.actions import TurnMeasured
+from sessions.client import Role
+from sessions.lifecycle import CloseReason, State
+from sessions.session import Session
+
+_log = structlog.get_logger(__name__)
+
+
+class Bookkeeping:
+    """The `Observer` of the hosted sessions, and what else the shell has to tell."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._incarnations: dict[str, int] = {}
+
+    # Sessions
+
+    def opened(self, session: Session) -> None:
+        """A client was told that its session is open."""
+        self._metrics.session_opened(session.pipeline.name)
+
+    def attached(self, session: Session, role: Role) -> None:
+        """A client came to a session that was open."""
+        self._metrics.attach_ended(session.pipeline.name, role.value)
+
+    def attach_refused(self, session: Session, error: AntiphonError) -> None:
+        """A client came to a session that was open, and was not let in."""
+        self._metrics.attach_ended(session.pipeline.name, error.code)
+        _log.warning("attach_refused", session=session.identity.session, code=error.code)
+
+    def failed(self, session: str, error: Exception) -> None:
+        """A session's machine raised."""
+        _log.error("session_failed", session=session, exc_info=error)
+
+    def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
+        """A command or an output did not come across."""
+        _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
+
+    def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
+        """A turn has ended."""
+        identity = hosted.session.identity
+        self._metrics.turn_finished(hosted.session.pipeline.name, turn)
+        _log.info(
+            "turn_ended",
+            session=identity.session,
+            epoch=identity.epoch,
+            turn=turn.turn,
+            lane=turn.lane,
+            status=turn.status,
+            reason=turn.reason,
+            error=turn.error,
+            server_ttft_ms=turn.ttft_ms,
+            server_ttfp_ms=turn.ttfp_ms,
+            server_rtf=turn.rtf,
+            audio_ms=turn.audio_ms,
+            prefill_tokens=turn.prefill_tokens,
+            timelines=turn.timelines,
+        )
+
+    def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
+        """A session entered a state, or was let go."""
+        self._metrics.session_state_changed(hosted.session.pipeline.name, before, after)
+
+    def released(self, session: Session, reason: CloseReason, *, opened: bool) -> None:
+        """Nothing of a session is held any more; `opened`: a client had been told of it."""
+        if opened:
+            self._metrics.session_closed(session.pipeline.name, reason)
+        error = None if session.error is None else session.error.code
+        if error is None and reason is CloseReason.ERROR:
+            error = AntiphonError.code
+        # Whoever was refused an open has its answer, and nothing of it was lost.
+        log = _log.warning if error is not None and opened else _log.info
+        identity = session.identity
+        log(
+            "session_released",
+            session=identity.session,
+            epoch=identity.epoch,
+            reason=reason,
+            error=error,
+        )
+
+    # Workers
+
+    def watch(self, replica: Replica) -> None:
+        """A worker that the config names: it is not there yet."""
+        self._metrics.worker_state_changed(replica.stage, replica.name, False)
+        self._metrics.watch_link(replica.name, replica.unacknowledged)
+        self._metrics.watch_devices(replica.stage, replica.name, replica.devices)
+
+    def workers_changed(self, replicas: Iterable[Replica]) -> None:
+        """A worker came, went or gave a sign of life."""
+        begun_s = time.monotonic()
+        asyncio.get_running_loop().call_soon(self._sample_lag, begun_s)
+        for replica in replicas:
+            self._metrics.worker_state_changed(
+                replica.stage, replica.name, replica.link.worker is not None
+            )
+            known = self._incarnations.get(replica.name, 0)
+            if known and replica.incarnations > known:
+                self._metrics.worker_restarted(replica.stage, replica.name)
+            self._incarnations[replica.name] = replica.incarnations
+
+    def _sample_lag(self, begun_s: float) -> None:
+        # The loop's own clock stands still while it runs what is due.
+        self._metrics.loop_lag(time.monotonic() - begun_s)

@@ -1,0 +1,71 @@
+"""Errors as answers over HTTP: one form for all of the gateway, that of the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
+from protocol.errors import (
+    AntiphonError,
+    ErrorInfo,
+    ErrorKind,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+)
+
+ERROR_TYPES = {
+    ErrorKind.CLIENT: "invalid_request_error",
+    ErrorKind.CAPACITY: "rate_limit_error",
+    ErrorKind.SERVER: "server_error",
+    ErrorKind.FENCED: "server_error",
+    ErrorKind.LOST: "server_error",
+}
+"""The `type` of an error, by whose fault it is; the events of the Realtime wire have it too."""
+
+_STATUS = {
+    ErrorKind.CLIENT: 400,
+    ErrorKind.CAPACITY: 503,
+    ErrorKind.SERVER: 500,
+    ErrorKind.FENCED: 503,
+    ErrorKind.LOST: 503,
+}
+
+
+class HttpRefusal(InvalidRequest):
+    """A request that may not be served; `status` says why better than 400."""
+
+    def __init__(self, message: str, *, code: str, status: int) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+
+
+def error_members(error: ErrorInfo) -> dict[str, Any]:
+    """The members that an error has wherever it is told in the OpenAI API's form."""
+    return {"type": ERROR_TYPES[error.kind], "code": error.code, "message": error.message}
+
+
+def error_response(error: AntiphonError) -> JSONResponse:
+    """The answer to a request that failed with `error`, as docs/errors.md has it."""
+    info = error.info()
+    headers = {}
+    if info.retry_after_ms is not None:
+        headers["retry-after"] = str(-(-info.retry_after_ms // 1000))
+    return JSONResponse(
+        {"error": {**error_members(info), "param": info.field}}, _status(error), headers
+    )
+
+
+def can_answer(scope: Scope) -> bool:
+    """Whether the server lets an upgrade be answered by a response, and not by a close alone."""
+    return "websocket.http.response" in scope.get("extensions", {})
+
+
+def _status(error: AntiphonError) -> int:
+    if isinstance(error, HttpRefusal):
+        return error.status
+    if isinstance(error, SessionBusy):
+        return 409
+    return 404 if isinstance(error, NotFound) else _STATUS[error.kind]

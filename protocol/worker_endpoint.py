@@ -1,0 +1,195 @@
+"""A worker's end of the link over ZeroMQ: a ROUTER that all gateways find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+import zmq
+
+from protocol.errors import AntiphonError, EngineLost, InvalidRequest
+from protocol.link import NotLinked, WorkerEnd
+from protocol.link_events import (
+    Action,
+    Crowded,
+    Deliver,
+    Disconnected,
+    Down,
+    LinkSettings,
+    Probe,
+    Received,
+    StatusChanged,
+    Transmit,
+    Up,
+)
+from protocol.link_frames import WorkerInfo
+from protocol.link_zmq import LinkShell
+from protocol.messages import Command, Output, Report, WorkerStatus, decode_command, encode
+from protocol.zmq_socket import LoopSocket, SendOutcome, check_endpoint, is_local
+
+_log = structlog.get_logger(__name__)
+
+_PROBE_S = 0.25
+"""How long after a connection has ended the socket is asked whose it was."""
+
+
+class WorkerEndpoint(LinkShell):
+    """A worker's end of its links to all gateways, bound at `endpoint`.
+
+    `on_gateway_up(gateway)` comes first for a gateway incarnation: everything that an
+    earlier link with it had is gone. `on_command(gateway, command)` is called in order,
+    `on_gateway_down(gateway)` when it is lost, `status()` before each heartbeat.
+    `on_turn_end()` is called once after each loop turn that brought commands.
+    `on_crowded(gateway, crowded)` is called, also from within `send`, when so much waits for
+    a gateway that no more payloads should be made for it, and when little does again; it
+    ends with the link.
+    Make it on a running loop. Raises ConfigError when the endpoint is not safe or in use.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        incarnation: str,
+        info: WorkerInfo,
+        *,
+        on_command: Callable[[str, Command], None],
+        on_gateway_up: Callable[[str], None],
+        on_gateway_down: Callable[[str], None],
+        on_turn_end: Callable[[], None],
+        status: Callable[[], WorkerStatus],
+        on_crowded: Callable[[str, bool], None] = lambda _gateway, _crowded: None,
+        settings: LinkSettings | None = None,
+    ) -> None:
+        check_endpoint(endpoint)
+        self._end = WorkerEnd(incarnation, info, settings)
+        super().__init__(self._end, endpoint)
+        self._on_command = on_command
+        self._on_gateway_up = on_gateway_up
+        self._on_gateway_down = on_gateway_down
+        self._on_turn_end = on_turn_end
+        self._turn_end_due = False
+        self._status = status
+        self._on_crowded = on_crowded
+        self._local = is_local(endpoint)
+        self._probing: asyncio.TimerHandle | None = None
+        self._socket = LoopSocket(
+            zmq.ROUTER,
+            on_message=self._on_message,
+            on_monitor=self._on_monitor,
+            on_wake=self._on_wake,
+            events=zmq.EVENT_DISCONNECTED,
+        )
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self._socket.bind(endpoint)
+        except AntiphonError:
+            self.close()
+            raise
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """The incarnations of the gateways that are linked now."""
+        return self._end.gateways
+
+    def send(self, gateway: str, report: Report) -> None:
+        """Send `report`; it leaves at the end of the loop turn.
+
+        Raises EngineLost when that gateway is not linked, CapacityExceeded when the queue
+        to it is full (for output before it is for the rest), InvalidRequest when the report
+        is too long. If it raises, the report was not sent.
+        """
+        payload = isinstance(report, Output)
+        try:
+            actions = self._end.send(gateway, encode(report), payload=payload)
+        except NotLinked:
+            raise EngineLost("the gateway is not connected") from None
+        except ValueError as error:
+            raise InvalidRequest(str(error), code="payload_too_large") from None
+        self._flush_soon()
+        for action in actions:
+            self._carry_out(action)
+
+    def drop(self, gateway: str) -> None:
+        """Give the link to `gateway` up: it is told so and loses what it had here."""
+        self._loop.call_soon(self._handle, Disconnected(gateway))
+
+    def announce(self) -> None:
+        """Send the status to every gateway now."""
+        self._refresh_status(announce=True)
+
+    def close(self) -> None:
+        """Unbind; idempotent."""
+        self._stop()
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+        self._socket.close()
+
+    def _refresh_status(self, *, announce: bool = False) -> None:
+        status = self._status()
+        self._handle(StatusChanged(encode(status), status.ready, announce))
+
+    def _before_tick(self) -> None:
+        self._socket.drain()
+        self._refresh_status()
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        try:
+            peer, data = parts
+            gateway = peer.decode()
+        except ValueError:
+            self._end.malformed += 1
+            return
+        self._handle(Received(data, gateway))
+
+    def _on_monitor(self, _event: zmq.Event) -> None:
+        # A ROUTER does not say who left: a heartbeat to everyone finds out. The event comes
+        # a moment before the socket itself knows, so what wakes it next asks again.
+        if self._local and not self._closed.done():
+            if self._probing is not None:
+                self._probing.cancel()
+            self._probing = self._loop.call_later(_PROBE_S, self._probe_last)
+            self._handle(Probe())
+
+    def _on_wake(self) -> None:
+        if self._probing is not None:
+            self._handle(Probe())
+
+    def _probe_last(self) -> None:
+        self._probing = None
+        self._handle(Probe())
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Transmit():
+                outcome = self._socket.send([action.peer.encode(), action.data])
+                if outcome is SendOutcome.UNREACHABLE and self._local:
+                    self._loop.call_soon(self._handle, Disconnected(action.peer))
+            case Deliver():
+                self._command(action.peer, action.message)
+            case Up():
+                self._call(self._on_gateway_up, action.peer)
+            case Down():
+                self._call(self._on_gateway_down, action.peer)
+            case Crowded():
+                self._call(self._on_crowded, action.peer, action.crowded)
+
+    def _command(self, gateway: str, data: bytes) -> None:
+        try:
+            command = decode_command(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._end.malformed += 1
+            _log.error("malformed_command", gateway=gateway)
+            self.drop(gateway)
+            return
+        self._call(self._on_command, gateway, command)
+        if not self._turn_end_due:
+            self._turn_end_due = True
+            self._loop.call_soon(self._turn_ended)
+
+    def _turn_ended(self) -> None:
+        self._turn_end_due = False
+        self._call(self._on_turn_end)
