@@ -181,18 +181,18 @@ class Stages:
         report = event.report
         if isinstance(report, Answer) and binding.awaits(report):
             self._bound_or_freed(binding, report, now_ms)
-        elif not self._lifecycle.live or not binding.ready:
-            pass
         elif isinstance(report, Answer):
             self._command_answered(binding, report, now_ms)
         elif isinstance(report, RoomWanted):
             self._park(binding, "room_wanted")
-        else:
+        elif self._lifecycle.live and binding.ready:
             self._machine.report(binding.stage, report, now_ms)
 
     def _command_answered(self, binding: Binding, answer: Answer, now_ms: float) -> None:
         """A worker answered a signal, or a change of settings."""
         refused = binding.refused_settings(answer)
+        if not self._lifecycle.live or not binding.ready:
+            return
         if answer.error is not None and answer.error.code == SessionStateLost.code:
             # It does not have the session any more, and nobody has said so before.
             self._machine.report(binding.stage, answer, now_ms)

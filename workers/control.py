@@ -69,6 +69,7 @@ from workers.control_events import (
     TurnCommitted,
     TurnFinished,
 )
+from workers.reopens import Reopens
 from workers.rooms import Rooms
 from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
@@ -95,8 +96,7 @@ class Control:
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._timed = Deadlines()
         self._unsaid: set[str] = set()
-        # Opens that wait for the same session's earlier state to be freed.
-        self._reopens: dict[str, tuple[str, Open]] = {}
+        self._reopens = Reopens(self._limits, self._refuse)
         self._totals = Totals()
         self._rooms = Rooms(
             self._ledger,
@@ -203,7 +203,7 @@ class Control:
             tuple(sorted(self._crowded)),
             tuple(sorted(self._gone_ms)),
             tuple(self._fences.items()),
-            tuple(sorted(self._reopens)),
+            self._reopens.freeze(),
             (self._totals.turns, self._totals.waiting),
             self._ledger.freeze(),
         )
@@ -262,13 +262,16 @@ class Control:
         if session is None:
             self._command_unknown(gateway, command, now_ms)
             return
+        if self._reopens.takes(gateway, command):
+            return
         session.epoch, session.owner = fence.epoch, fence.owner
         session.turns.link_crowded(fence.owner in self._crowded)
         self._remember_fence(fence)
         match command:
             case Open() if not session.knows(command.command):
                 # Its owner has given up what is here, and wants it anew.
-                self._reopen(gateway, command, session, now_ms)
+                self._reopens.put(gateway, command)
+                session.close(None, now_ms)
             case Update():
                 session.update(command, now_ms)
             case RaiseFloor():
@@ -282,7 +285,7 @@ class Control:
             case Replay():
                 session.replay(command)
             case Close():
-                self._refuse_reopen(fence.session)
+                self._reopens.refuse(fence.session)
                 session.close(command.command, now_ms)
             case Open() | Configure() | Signal() | Run() | Feed() | Park():
                 session.command(command, now_ms)
@@ -368,7 +371,7 @@ class Control:
     def _gateway_down(self, gateway: str, now_ms: float) -> None:
         self._gateways.discard(gateway)
         self._link_crowded(gateway, False)
-        self._reopens = {n: r for n, r in self._reopens.items() if r[0] != gateway}
+        self._reopens.gateway_gone(gateway)
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
             self._gone_ms[gateway] = now_ms
@@ -394,19 +397,6 @@ class Control:
                 session.close(None, now_ms)
                 self._note(session, now_ms)
 
-    def _reopen(self, gateway: str, command: Open, session: SessionControl, now_ms: float) -> None:
-        name = session.session
-        before = self._reopens.get(name)
-        if before is not None and (before[0], before[1].command) == (gateway, command.command):
-            return  # It has come again, and will be answered once.
-        self._refuse_reopen(name)
-        self._reopens[name] = (gateway, command)
-        session.close(None, now_ms)
-
-    def _refuse_reopen(self, name: str) -> None:
-        if (reopen := self._reopens.pop(name, None)) is not None:
-            self._refuse(*reopen, SessionStateLost("the session was closed"))
-
     def _tick(self, now_ms: float) -> None:
         for name in self._timed.due(now_ms):
             session = self._sessions[name]
@@ -426,8 +416,9 @@ class Control:
             self._timed.set(name, None)
             self._unsaid.discard(name)
             self._rooms.forget(name)
-            if (reopen := self._reopens.pop(name, None)) is not None:
-                self._command_unknown(*reopen, now_ms)
+            if (reopen := self._reopens.pop(name)) is not None:
+                for command in (reopen.command, *reopen.following):
+                    self._command(reopen.gateway, command, now_ms)
             return
         if session.shortage is not None:
             self._rooms.wait(session, now_ms)

@@ -202,10 +202,7 @@ class SessionControl:
         if self.state is not SessionState.CLOSING:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
-            self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
-            for update in self._input.clear():
-                self.act(DiscardPayload(update.payload))
-            self.gap_since_ms = None
+            self._discard_waiting("the session was closed", now_ms)
             self.turns.cancel_all(now_ms)
         self._finish_closing()
 
@@ -287,11 +284,11 @@ class SessionControl:
         if self.state is SessionState.CLOSING:
             self._finish_closing()
         elif parking and event.error is None:
-            self._refuse_waiting(SessionStateLost("the session was parked"), now_ms)
+            self._discard_waiting("the session was parked", now_ms)
             self._free()
         elif opening and event.error is not None:
             self.state = SessionState.CLOSED
-            self._refuse_waiting(SessionStateLost("the session could not be opened"), now_ms)
+            self._discard_waiting("the session could not be opened", now_ms)
         else:
             self.state = SessionState.OPEN
             self._pump(now_ms)
@@ -461,6 +458,13 @@ class SessionControl:
                     self.turns.end_unstarted(run, status, error)
                 case Feed() as feed:
                     self.turns.discard(feed)
+
+    def _discard_waiting(self, reason: str, now_ms: float) -> None:
+        """Neither commands nor input that wait will be carried out."""
+        self._refuse_waiting(SessionStateLost(reason), now_ms)
+        for update in self._input.clear():
+            self.act(DiscardPayload(update.payload))
+        self.gap_since_ms = None
 
     def _refuse_waiting(self, error: AntiphonError, now_ms: float) -> None:
         closing = self.state is SessionState.CLOSING

@@ -615,6 +615,54 @@ def test_an_open_during_closing_starts_afresh_when_all_is_freed() -> None:
     assert bench.take()[-1] == Answer("s", "again", None, {"done": "open"})
 
 
+def test_what_follows_an_open_that_waits_is_for_what_it_opens() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(Open(FENCE, "again"))
+    for command in (
+        Signal(FENCE, "c1", "clear", after_input=0),
+        Update(FENCE, 1, DATA, 1),
+        Configure(FENCE, "c2", {"language": "de"}, 1),
+        Update(FENCE, 2, DATA, 2),
+    ):
+        assert bench.command(command) == []
+    assert bench.take() == []
+    actions = bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [type(action) for action in actions] == [
+        FreeSession,
+        OpenSession,
+        SignalSession,
+        ApplyInput,
+        ConfigureSession,
+        ApplyInput,
+    ]
+    answered = [report.command for report in bench.take() if isinstance(report, Answer)]
+    assert answered == ["again", "c1", "c2"]
+    assert bench.discarded == 0
+
+
+@pytest.mark.parametrize("end", ["close", "another", "gateway"])
+def test_what_follows_an_open_that_comes_to_nothing_is_refused_with_it(end: str) -> None:
+    bench = Bench(ControlLimits(waiting_commands=2, held_inputs=1)).open()
+    bench.command(run(1))
+    bench.command(Open(FENCE, "again"))
+    bench.command(Update(FENCE, 1, DATA))
+    bench.command(Update(FENCE, 2, DATA))
+    assert bench.discarded == 1
+    for number in range(2):
+        bench.command(Signal(FENCE, f"c{number}", "x"))
+    if end == "close":
+        bench.command(Close(FENCE, "close", "client"))
+    elif end == "another":
+        bench.command(Signal(FENCE, "c2", "x"))
+    else:
+        bench.tell(GatewayDown("g1"))
+    refused = {r.command for r in bench.take() if isinstance(r, Answer) and r.error is not None}
+    waiting = {"again", "c0", "c1"}
+    assert refused == {"close": waiting, "another": waiting | {"c2"}, "gateway": set()}[end]
+    assert bench.discarded == 2
+
+
 def test_an_open_that_waits_and_comes_again_is_answered_once() -> None:
     bench = Bench().open()
     bench.command(run(1))
