@@ -238,6 +238,8 @@ class Control:
         session.turns.link_crowded(fence.owner in self._crowded)
         self._remember_fence(fence)
         match command:
+            case Open() if self._waits_to_reopen(command):
+                pass  # It has come before, and its answer is still to come.
             case Open() if not session.knows(command.command):
                 # Its owner has given up what is here, and wants it anew.
                 self._refuse_reopen(fence.session)
@@ -362,6 +364,13 @@ class Control:
             if session.owner == gateway:
                 session.close(None, now_ms)
                 self._note(session, now_ms)
+
+    def _waits_to_reopen(self, command: Open) -> bool:
+        reopen = self._reopens.get(command.fence.session)
+        if reopen is None:
+            return False
+        waiting = reopen[1]
+        return (waiting.fence, waiting.command) == (command.fence, command.command)
 
     def _refuse_reopen(self, name: str) -> None:
         if (reopen := self._reopens.pop(name, None)) is not None:
