@@ -182,7 +182,13 @@ class StepMachine:
                 field="step",
                 code="step_committed",
             )
-        if self._flight is not None or verb.step != self._committed + 1:
+        if self._flight is not None:
+            raise InvalidRequest(
+                f"step {self._flight.verb.step} is in flight: wait for its answer",
+                field="step",
+                code="step_out_of_order",
+            )
+        if verb.step != self._committed + 1:
             raise InvalidRequest(
                 f"step {verb.step} does not follow the last committed step, {self._committed}",
                 field="step",
