@@ -112,6 +112,10 @@ class WorkerProcess(Process):
         """What goes wrong with `session` from now on has this cause."""
         self._deployment.blame(session, cause)
 
+    def causes(self, session: str) -> set[str]:
+        """What was done to `session` that may make it fail."""
+        return self._deployment.causes[session]
+
     # From outside
 
     def receive(self, gateway: str, data: bytes) -> None:
@@ -203,6 +207,15 @@ class WorkerProcess(Process):
             self._carry_out_link(action)
 
     def _commit(self, action: CommitTurn) -> None:
+        """At once, or after a while in which it is too late to cancel the turn."""
+        if self.world.chance(self.profile.engine.slow_commit):
+            self.world.count("fault: slow commit")
+            delay_ms = self.world.random.choice([1.0, 50.0, 600.0])
+            self.later(delay_ms, lambda: self._commit_now(action))
+        else:
+            self._commit_now(action)
+
+    def _commit_now(self, action: CommitTurn) -> None:
         error: ErrorInfo | None = None
         try:
             action.commit()
