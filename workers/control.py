@@ -174,9 +174,9 @@ class Control:
             tuple(session.freeze() for session in self._sessions.values()),
             tuple(sorted(self._gateways)),
             tuple(sorted(self._crowded)),
-            tuple(sorted(self._gone_ms)),
+            tuple(sorted(self._gone_ms.items())),
             tuple(self._fences.items()),
-            tuple(sorted(self._reopens)),
+            tuple((gateway, open_.command) for gateway, open_ in self._reopens.values()),
             (self._totals.turns, self._totals.waiting),
         )
 

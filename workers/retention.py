@@ -145,6 +145,11 @@ class Retention(Generic[Kept]):
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return tuple(
-            (turn, kept.last, kept.acknowledged, tuple(piece.sequence for piece in kept.pieces))
+            (
+                turn,
+                kept.last,
+                kept.acknowledged,
+                tuple((piece.sequence, piece.kept_ms) for piece in kept.pieces),
+            )
             for turn, kept in sorted(self._turns.items())
         )

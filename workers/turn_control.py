@@ -447,8 +447,22 @@ class TurnControl:
         """The canonical state."""
         return (
             tuple(
-                (turn, state.lane, state.outputs, state.cancel_by_ms is not None, state.paced)
+                (
+                    turn,
+                    state.lane,
+                    state.outputs,
+                    (state.open_input, state.fed_payloads, state.fed_bytes),
+                    state.cancel_by_ms,
+                    state.paced,
+                    state.error,
+                    state.step,
+                    state.committing is not None,
+                )
                 for turn, state in sorted(self._turns.items())
+            ),
+            tuple(
+                (turn, ended.report.status.value, ended.report.error, ended.void, ended.step)
+                for turn, ended in self._ended.items()
             ),
             tuple(sorted(self._floors.items())),
             self._retention.freeze(),
