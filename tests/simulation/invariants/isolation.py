@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from protocol.errors import ErrorInfo
@@ -9,6 +10,7 @@ from sessions.client import SessionEnded
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
 from sessions.oneshot.events import RequestFailed
+from sessions.pipeline import Limits
 from sessions.steps.events import StepFailed
 from tests.simulation.client import Client
 from tests.simulation.requester import Requester
@@ -112,8 +114,7 @@ class I11Isolation(Invariant):
         if response.reason == "client_cancelled" and not client.interrupted:
             troubled = profile.fault_every_ms or profile.engine.hang or client.slow
             quiet_ms = self.deployment.quiet_since_ms
-            assert client.hosted is not None
-            idle_ms = client.hosted.session.limits.idle_ms
+            idle_ms = self._limits_of(client).idle_ms
             if quiet_ms is not None and self.world.now_ms > quiet_ms + idle_ms:
                 troubled = "stolen" in self.deployment.causes[client.session]
             self.check(
@@ -121,11 +122,15 @@ class I11Isolation(Invariant):
                 f"a response of {client.session} is cancelled, and nobody has asked for that",
             )
 
+    def _limits_of(self, client: Client) -> Limits:
+        """The pipeline's, but for what the client chose."""
+        chosen_ms = {f"{name[:-2]}_ms": int(1_000 * s) for name, s in client.limits.items()}
+        return replace(self.deployment.profile.pipeline.limits, **chosen_ms)
+
     def _ended(self, client: Client, reason: CloseReason) -> None:
-        gateway, hosted = client.gateway, client.hosted
+        gateway = client.gateway
         assert gateway is not None
-        assert hosted is not None
-        limits = hosted.session.limits
+        limits = self._limits_of(client)
         causes = self.deployment.causes[client.session]
         now_ms = gateway.now_ms
         match reason:
