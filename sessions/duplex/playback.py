@@ -34,11 +34,6 @@ class Playback:
         """The reply's next clause is `text`."""
         self._clauses.append(SpokenClause(text))
 
-    @property
-    def clauses(self) -> list[SpokenClause]:
-        """The clauses known so far, in order."""
-        return self._clauses
-
     def sent(self, clause: int, samples: int, now_ms: float) -> None:
         """`samples` of clause number `clause` were sent to the client."""
         self._clauses[clause].samples += samples

@@ -306,7 +306,7 @@ class Client:
         return open_ and not self.held
 
     def say_apart(self) -> None:
-        """Do one thing without an attachment, where nobody is there or reads too."""
+        """Do one thing without an attachment, also while nobody is there, or nobody reads."""
         if self._open_to_all():
             self.world.count("verbs apart")
             self._apart = True

@@ -4,6 +4,7 @@ nobody asks twice."""
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from protocol.connectors import Descriptor, InlineDescriptor
@@ -92,8 +93,7 @@ class Taker:
 
     def _say(self, worker: WorkerProcess, commands: list[Command]) -> None:
         for command in commands:
-            received = CommandReceived(THIEF, command)
-            worker.run(lambda received=received: worker.inject(received))  # type: ignore[misc]
+            worker.run(partial(worker.inject, CommandReceived(THIEF, command)))
 
     def _asks(self, worker: WorkerProcess, fence: Fence) -> list[Command]:
         """What one round of commands may be."""
