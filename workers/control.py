@@ -201,9 +201,10 @@ class Control:
             tuple(session.freeze() for session in self._sessions.values()),
             tuple(sorted(self._gateways)),
             tuple(sorted(self._crowded)),
-            tuple(sorted(self._gone_ms)),
+            tuple(sorted(self._gone_ms.items())),
             tuple(self._fences.items()),
             self._reopens.freeze(),
+            self._rooms.freeze(),
             (self._totals.turns, self._totals.waiting),
             self._ledger.freeze(),
         )

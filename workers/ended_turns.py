@@ -61,3 +61,10 @@ class EndedTurns:
                 ended.void = True
                 void.append(turn)
         return void
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical state."""
+        return tuple(
+            (turn, ended.report.status.value, ended.report.error, ended.void, ended.step)
+            for turn, ended in self._turns.items()
+        )

@@ -143,6 +143,10 @@ class Retention(Generic[Kept]):
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return tuple(
-            (turn, kept.last, tuple(piece.sequence for piece in kept.pieces))
+            (
+                turn,
+                kept.last,
+                tuple((piece.sequence, piece.kept_ms) for piece in kept.pieces),
+            )
             for turn, kept in sorted(self._turns.items())
         )

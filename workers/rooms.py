@@ -64,6 +64,11 @@ class Rooms:
             served.append(session)
         return served
 
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        waiting = tuple((name, until_ms) for name, (_, until_ms) in self._waiting.items())
+        return (waiting, tuple(sorted(self._asked)))
+
     def _have_room_made(
         self, shortage: Mapping[str, int], sessions: Iterable[SessionControl]
     ) -> bool:

@@ -321,13 +321,17 @@ class SessionControl:
             self.report(self.owner, ReceivedThrough(self.session, self._input.received))
 
     def freeze(self) -> tuple[object, ...]:
-        """The canonical state."""
+        """The canonical state, but for `progress_ms`, by which one of several is chosen."""
         return (
             self.session,
             self.epoch,
             self.owner,
             self.state.value,
-            self._busy,
+            self._close_by_ms if self.state is SessionState.CLOSING else None,
+            tuple(self._closers),
+            (self._busy, self._resetting),
+            (self.unsaid, self.gap_since_ms),
+            (self.priority, self._parks, self.parking, self._stored, self._no_room is not None),
             self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),

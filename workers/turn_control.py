@@ -446,9 +446,20 @@ class TurnControl:
         """The canonical state."""
         return (
             tuple(
-                (turn, state.lane, state.outputs, state.cancel_by_ms is not None, state.paced)
+                (
+                    turn,
+                    state.lane,
+                    state.outputs,
+                    (state.open_input, state.fed_payloads, state.fed_bytes),
+                    state.cancel_by_ms,
+                    state.paced,
+                    state.error,
+                    state.step,
+                    state.committing is not None,
+                )
                 for turn, state in sorted(self._turns.items())
             ),
+            self._ended.freeze(),
             tuple(sorted(self._floors.items())),
             self._retention.freeze(),
             self.steps.freeze(),

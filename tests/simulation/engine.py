@@ -70,6 +70,7 @@ class EngineTurn:
     hangs: bool = False
     stubborn_ms: float = 0.0
     paced: bool = False
+    deaf: bool = False
     waits: bool = False
     cancelled: bool = False
     over: bool = False
@@ -124,6 +125,7 @@ class SyntheticEngine:
         self._faults = type(self._faults)()
         for turn in list(self.turns.values()):
             turn.stubborn_ms = 0.0
+            turn.deaf = False
             turn.fails_at = None
             if turn.hangs:
                 turn.hangs = False
@@ -261,6 +263,7 @@ class SyntheticEngine:
             turn.hangs = True
         if world.chance(faults.stubborn):
             turn.stubborn_ms = chance.choice([200.0, 1_500.0, 9_000.0])
+        turn.deaf = world.chance(faults.deaf)
         self.turns[turn.key] = turn
         self._worker.watch.turn_started(self._worker, turn)
         if turn.hangs:
@@ -285,6 +288,10 @@ class SyntheticEngine:
         if running is not None:
             if wait:
                 self._world.count("turns paced")
+            if wait and running.deaf:
+                self._world.count("fault: engine does not wait")
+                self._worker.blame(session, "full")
+                return
             running.paced = wait
             if not wait:
                 self._go_on(running)
@@ -425,6 +432,7 @@ class SyntheticEngine:
             return False
         if (wanted.get("stall") or wanted.get("finish_when_cancelled")) and not self._obeys:
             self._world.count("fault: step stalls")
+            self._worker.blame(turn.action.session, "engine")
             turn.hangs = True
             return False
         session = turn.session

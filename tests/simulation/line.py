@@ -29,6 +29,7 @@ UNSEEN_MS = (0.0, 0.0, 40.0, 1_500.0)
 
 REUSED = frozenset({"secret_reused"})
 GUESSED = frozenset({"resume_refused"})
+CANNOT = frozenset({"invalid_value"})
 AT_ONCE = REUSED | GUESSED
 
 
@@ -66,6 +67,8 @@ class Line:
         self.current: Attachment | None = None
         self.secret: str | None = f"secret-of-{client.name}" if resumable else None
         self.resumable = resumable
+        self.opens_apart = resumable and client.world.chance(0.15)
+        """Whether it asks for its session first and comes to it later."""
         self.has = 0
         self.acknowledged = 0
         self.left_ms: float | None = None
@@ -77,7 +80,11 @@ class Line:
         self._number = 0
 
     def opens(self) -> None:
-        """The session is opened over the first attachment."""
+        """The session is opened over the first attachment, or without one."""
+        if self.opens_apart:
+            self._world.count("sessions opened apart")
+            self._return_later()
+            return
         first = Attachment(self._client.name, Role.CONTROLLER, following=1)
         self.attachments[first.name] = self.current = first
 
@@ -211,6 +218,9 @@ class Line:
 
     def _return(self) -> None:
         client, world = self._client, self._world
+        if self.current is None and not client.over and client.view.ended is not None:
+            # It was away when its session ended.
+            self._ask(self.has, self.secret, refusable=frozenset())
         if not self._wanted():
             return
         if not client.view.created or any(a.following is None for a in self._arriving()):
@@ -224,8 +234,8 @@ class Line:
         elif world.chance(0.2):
             world.count("two come at once")
             secret = self.secret
-            self._ask(self.has, secret, refusable=AT_ONCE)
-            self._ask(self.has, secret, refusable=AT_ONCE)
+            for _ in range(world.random.choice([2, 2, 6])):
+                self._ask(self.has, secret, refusable=AT_ONCE)
         else:
             self._ask(self.has, self.secret)
         client.later(6_000.0, self._again)
@@ -250,18 +260,27 @@ class Line:
             self._ask(self._world.random.choice([None, 0]), None)
 
     def intrude(self) -> None:
-        """Somebody comes with a secret that is not good."""
+        """Somebody comes with a secret that is not good, or to what nobody can come to."""
+        world = self._world
         if not self.resumable:
-            return
-        if self._retired is not None and self._world.chance(0.7):
+            role = world.random.choice([Role.CONTROLLER, Role.OBSERVER])
+            self._ask(None, None, role=role, refusable=CANNOT, unwelcome=True)
+        elif world.chance(0.2):
+            cursor = self._client.last_sequence + 1
+            self._ask(cursor, self.secret, refusable=CANNOT, unwelcome=True)
+        elif self._retired is not None and self._world.chance(0.7):
             self._ask(self.has, self._retired, refusable=REUSED, unwelcome=True)
         else:
             self._ask(self.has, "a guess", refusable=GUESSED, unwelcome=True)
 
     def observe(self) -> None:
-        """Somebody looks on: reads nothing, may say something, and goes."""
+        """Somebody looks on: reads nothing, may say something, and goes. Or very many do."""
         if not self.resumable:
             return
+        for _ in range(20 if self._world.chance(0.05) else 1):
+            self._observe()
+
+    def _observe(self) -> None:
         world, client = self._world, self._client
         cursor = world.random.choice([None, 0, self.has])
         attachment = self._ask(cursor, None, role=Role.OBSERVER)
@@ -293,7 +312,8 @@ class Line:
         self.attachments[name] = attachment
         self._world.note(self._client.name, f"asks for {name}: {role}, {cursor}, {secret}")
         self._client.handle(AttachRequested(name, role, cursor, secret, new_secret))
-        if role is Role.CONTROLLER and self._world.chance(0.05) and name in self.attachments:
+        going = role is Role.CONTROLLER and not unwelcome and self._world.chance(0.05)
+        if going and name in self.attachments:
             # Gone before it was let in.
             attachment.dead = True
             if attachment is self.current or secret is None:

@@ -43,15 +43,20 @@ class EngineFaults:
     hang: float = 0.0
     overflow: float = 0.0
     slow_operation: float = 0.0
+    slow_commit: float = 0.0
+    deaf: float = 0.0
+    """Turns that do not wait when they are told to."""
 
 
 @dataclass(frozen=True)
 class DirectoryFaults:
-    """Probabilities of a call: to be answered late, with `unknown`, or not for long."""
+    """Probabilities of a call: to be answered late, with `unknown`, or not for long; and that
+    a session's name is another's already."""
 
     slow: float = 0.0
     unknown: float = 0.0
     silent: float = 0.0
+    taken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -188,12 +193,16 @@ def profile_of(seed: int) -> Profile:
             fail_input=chance.choice([0.0, 0.03]),
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
-            hang=chance.choice([0.0, 0.0, 0.03, 0.3]),
-            overflow=chance.choice([0.0, 0.1]),
+            hang=chance.choice([0.0, 0.0, 0.05, 0.3]),
+            overflow=chance.choice([0.0, 0.3]),
             slow_operation=chance.choice([0.0, 0.3]),
+            slow_commit=chance.choice([0.0, 0.3]),
+            deaf=chance.choice([0.0, 0.1]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
-    limits = replace(LIMITS, idle_ms=60_000, turn_ms=20_000) if engine.hang else LIMITS
+    limits = LIMITS
+    if engine.hang:
+        limits = replace(limits, idle_ms=60_000, turn_ms=chance.choice([20_000, 50_000]))
     limits = replace(limits, sessions=chance.choice([3, 4, 4]))
     limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
     directory = DirectoryFaults()
@@ -202,6 +211,7 @@ def profile_of(seed: int) -> Profile:
             slow=chance.choice([0.2, 1.0]),
             unknown=chance.choice([0.0, 0.1, 0.4]),
             silent=chance.choice([0.0, 0.02]),
+            taken=chance.choice([0.0, 0.05]),
         )
     kind = chance.choice(["plain", "plain", "chain", "whole", "world", "encoded", "request"])
     if kind in ("world", "encoded"):
@@ -212,6 +222,8 @@ def profile_of(seed: int) -> Profile:
         pipeline = pipeline_of(kind, arena, limits)
     control, link = CONTROL, LINK
     if tight:
+        # A voice that begins when all has been thought needs all of that to be kept.
+        pieces = 64 if kind == "whole" else 2
         control = ControlLimits(
             sessions=5,
             turns_per_session=4,
@@ -221,11 +233,17 @@ def profile_of(seed: int) -> Profile:
             cancel_ms=2_000.0,
             owner_gone_ms=6_000.0,
             fed_payloads=3,
-            lanes=2,
+            lanes=8,
             remembered_answers=32,
             remembered_turns=4,
             remembered_fences=8,
-            retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
+            retention=RetentionLimits(
+                bytes=20_000,
+                pieces=pieces,
+                hard_bytes=200_000,
+                hard_pieces=pieces + 4,
+                age_ms=9_000.0,
+            ),
         )
         window = StreamLimits(
             window_messages=16,

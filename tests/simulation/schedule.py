@@ -123,6 +123,7 @@ class Schedule:
         while True:
             client = client_of(self.deployment, place, f"probe-{place}")
             client.rude, client.fickle, client.slow, client.talks = 0.0, 0.0, False, False
+            client.line.opens_apart = False
             while not self._ready(place) and self.world.now_ms < wait_ms:
                 self.world.run_for(250.0)
             client.open()

@@ -74,6 +74,9 @@ class Invariant:
     def said(self, client: Client, verb: ClientVerb) -> None:
         """A client's verb is about to be handed over."""
 
+    def taken(self, client: Client, verb: ClientVerb) -> None:
+        """A verb has been handed over, and what follows from it at once has come."""
+
     def told(self, client: Client, sequence: int, output: ClientOutput) -> None:
         """A client is about to learn of `output`."""
 
@@ -127,6 +130,7 @@ class Watch:
     reported: Callable[..., None]
     opened: Callable[..., None]
     said: Callable[..., None]
+    taken: Callable[..., None]
     told: Callable[..., None]
     delivered: Callable[..., None]
     attach_refused: Callable[..., None]

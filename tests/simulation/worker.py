@@ -51,6 +51,7 @@ from workers.control_events import (
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
@@ -58,6 +59,7 @@ from workers.control_events import (
     OpenSession,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     RepeatTurn,
     SendOutput,
     SendReport,
@@ -111,6 +113,10 @@ class WorkerProcess(Process):
     def blame(self, session: str, cause: str) -> None:
         """What goes wrong with `session` from now on has this cause."""
         self._deployment.blame(session, cause)
+
+    def causes(self, session: str) -> set[str]:
+        """What was done to `session` that may make it fail."""
+        return self._deployment.causes[session]
 
     # From outside
 
@@ -184,6 +190,10 @@ class WorkerProcess(Process):
                 self._refresh_status(announce=True)
             case AttachArena() | DiscardPayload() | VoidTurn():
                 pass  # Everything travels inside messages here.
+            case ParkSession():
+                raise AssertionError("no engine here says that it parks")
+            case ForgetParked():
+                pass
             case _:
                 assert_never(action)
 
@@ -205,6 +215,15 @@ class WorkerProcess(Process):
             self._carry_out_link(action)
 
     def _commit(self, action: CommitTurn) -> None:
+        """At once, or after a while in which it is too late to cancel the turn."""
+        if self.world.chance(self.profile.engine.slow_commit):
+            self.world.count("fault: slow commit")
+            delay_ms = self.world.random.choice([1.0, 50.0, 600.0])
+            self.later(delay_ms, lambda: self._commit_now(action))
+        else:
+            self._commit_now(action)
+
+    def _commit_now(self, action: CommitTurn) -> None:
         error: ErrorInfo | None = None
         try:
             action.commit()

@@ -259,6 +259,17 @@ def test_a_session_is_opened_anew_once_its_turns_have_stopped() -> None:
     assert bench.take()[-1] == Answer("s", "other", None, {"done": "open"})
 
 
+def test_an_open_that_is_repeated_while_it_waits_for_turns_to_stop_is_answered_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    for _ in range(2):
+        bench.command(Open(FENCE, "other"))
+    assert bench.take() == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    opened = Answer("s", "other", None, {"done": "open"})
+    assert [report for report in bench.take() if isinstance(report, Answer)] == [opened]
+
+
 def test_a_full_worker_refuses() -> None:
     bench = Bench(ControlLimits(sessions=1)).open()
     bench.command(Open(Fence("t", 1, "g1"), "c"))

@@ -7,6 +7,7 @@ from tests.simulation.invariants.eviction import I8Eviction
 from tests.simulation.invariants.fence import I1Fence
 from tests.simulation.invariants.floor import I2Floor
 from tests.simulation.invariants.isolation import I11Isolation
+from tests.simulation.invariants.kept import I7Kept
 from tests.simulation.invariants.nothing_left import I4NothingLeft
 from tests.simulation.invariants.readiness import I10Readiness
 from tests.simulation.invariants.state import I5State
@@ -21,6 +22,7 @@ ALL = (
     I6Cancel,
     I7Answers,
     I7Attachments,
+    I7Kept,
     I8Eviction,
     I10Readiness,
     I11Isolation,

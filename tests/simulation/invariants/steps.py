@@ -51,6 +51,7 @@ class I5Steps(Invariant):
         "steps done",
         "steps done after a failed one",
         "steps answered again",
+        "steps asked for again too late",
         "steps cancelled",
         "steps failed",
         "steps refused",
@@ -160,8 +161,10 @@ class I5Steps(Invariant):
 
     def _failed_step(self, client: Client, loop: _Loop, answer: StepFailed) -> None:
         code = answer.error.code
-        forgotten = answer.step <= loop.committed - REMEMBERED_ANSWERS
-        if answer.step in loop.answers and not (forgotten and code == "step_committed"):
+        if 1 <= answer.step <= loop.committed - REMEMBERED_ANSWERS:
+            self.count("steps asked for again too late")
+            return
+        if answer.step in loop.answers:
             self.count("steps answered again")
             first = loop.answers[answer.step]
             self.check(value_of(answer) == first, f"{answer} was {first} before")
@@ -179,9 +182,14 @@ class I5Steps(Invariant):
             answer.committed_step in (loop.committed, loop.committed + 1),
             f"{client.session} says {answer}, but {loop.committed} was committed",
         )
-        if answer.committed_step > loop.committed and code not in REFUSED:
+        if answer.committed_step > loop.committed and answer.step != answer.committed_step:
+            # It is committed, and something is still to come of it.
+            self.check(
+                isinstance(client, Rollout) and answer.committed_step in client.flying,
+                f"{answer} commits another step",
+            )
+        elif answer.committed_step > loop.committed and code not in REFUSED:
             self.count("committed steps whose output was lost")
-            self.check(answer.committed_step == answer.step, f"{answer} commits another step")
             self._commit(loop, answer.step)
             loop.answers[answer.step] = value_of(answer)
 

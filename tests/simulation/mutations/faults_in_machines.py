@@ -309,4 +309,33 @@ MUTATIONS = (
         "            self._emit(RequestFailed(error))\n",
         "            pass\n",
     ),
+    Mutation(
+        "the piece at the cursor is sent again",
+        "workers/retention.py",
+        "if piece.sequence > after]",
+        "if piece.sequence >= after]",
+    ),
+    Mutation(
+        "a step is answered again with what is left of its output",
+        "workers/turn_control.py",
+        "        if ended.void or kept.lost:\n",
+        "        if ended.void:\n",
+    ),
+    Mutation(
+        "a limit that a client chooses is taken for milliseconds",
+        "sessions/chosen_limits.py",
+        "int(value * 1000)",
+        "int(value)",
+    ),
+    Mutation(
+        "a reset that is refused is begun",
+        "sessions/steps/machine.py",
+        '        check_parameters(verb.parameters, "parameters")\n'
+        "        if self._resetting is not None:\n",
+        "        if self._resetting is None:\n"
+        "            self._resetting = _Resetting(verb)\n"
+        '            check_parameters(verb.parameters, "parameters")\n'
+        "            self._resetting = None\n"
+        "        else:\n",
+    ),
 )
