@@ -239,10 +239,13 @@ class Binding:
         self.state = BindingState.PARKED
 
     def stays_parked(self) -> None:
-        """No worker can bring the state back now; what waited for that is not done."""
+        """The state is in the store, and no worker is asked for it now."""
+        self.state = BindingState.PARKED
+
+    def give_up_waiting(self) -> None:
+        """What waits for the state to come back is not done."""
         self._held.clear()
         self._waiting.clear()
-        self.state = BindingState.PARKED
 
     def _send_held(self) -> None:
         """Send what came while the state was put away, or had to be brought back."""

@@ -163,9 +163,17 @@ class Stages:
     def _lost(self, binding: Binding, now_ms: float) -> None:
         if binding.state in (BindingState.UNBOUND, BindingState.BINDING, BindingState.PARKED):
             return
-        stage = binding.stage
+        stage, parking = binding.stage, binding.state is BindingState.PARKING
         unapplied_bytes = binding.lost()
-        # Whether it was still in the store, or on its way into it, nobody can say.
+        if self._lifecycle.live and binding.restoring and not unapplied_bytes:
+            # Nothing but the state was there, and that may well be in the store.
+            if parking:
+                binding.stays_parked()
+                self._emit(Parked(stage))
+                binding.wake_if_wanted()
+            else:
+                binding.bind()
+            return
         binding.forget_parked()
         if self._lifecycle.state is State.OPENING:
             error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
@@ -243,6 +251,7 @@ class Stages:
         self._act(Unbind(stage))
         if error.code != SessionStateLost.code:
             binding.stays_parked()
+            binding.give_up_waiting()
             self._machine.stage_refused(stage, error, now_ms)
             self._emit(Parked(stage))
             return

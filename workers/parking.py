@@ -7,6 +7,7 @@ to be undone comes after what it undoes, however soon whoever waited was cancell
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ class Parking:
         self._kind = kind
         self._stage = stage
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parking")
+        # What an earlier deployment left, or a worker that was killed, is in nobody's way.
+        self._thread.submit(store.sweep, time.time())
 
     async def park(
         self,

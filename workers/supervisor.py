@@ -183,14 +183,14 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
     with ExitStack() as held:
         if parking.memory and _SHARED_MEMORY.is_dir():
             directory = held.enter_context(private_directory(_SHARED_MEMORY))
-            places.append(SnapshotPlace(str(directory), parking.memory))
+            places.append(SnapshotPlace(str(directory), int(parking.memory)))
         if parking.disk is not None:
             try:
                 parking.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 field = "parking.disk"
                 raise ConfigError(f"{field}: {error}", field=field) from None
-            places.append(SnapshotPlace(str(parking.disk.absolute()), parking.disk_bytes))
+            places.append(SnapshotPlace(str(parking.disk.absolute()), int(parking.disk_bytes)))
         yield places
 
 

@@ -99,6 +99,8 @@ def _cell(name: str, value: Any) -> str:
         return "-"
     if name.endswith("_s") and isinstance(value, (int, float)):
         return _duration(value)
+    if name == "parked":
+        return ", ".join(value) or "-"
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 

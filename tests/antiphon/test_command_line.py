@@ -183,6 +183,17 @@ class Admin(BaseHTTPRequestHandler):
         body = bodies.get(self.path)
         self._answer(404 if body is None else 200, body)
 
+    def do_POST(self) -> None:
+        match self.path.removeprefix("/v1/admin/sessions/").split("/"):
+            case ["sess_1", "park"]:
+                self._answer(202, {"id": "sess_1", "parked": ["think"]})
+            case ["sess_1", "restore"]:
+                self._answer(202, {"id": "sess_1", "restored": []})
+            case ["sess_2", _]:
+                self._answer(409, {"error": {"code": "session_busy"}})
+            case _:
+                self._answer(404, None)
+
     def do_DELETE(self) -> None:
         known = self.path == "/v1/admin/sessions/sess_1"
         self._answer(202 if known else 404, {"id": "sess_1", "closing": True})
@@ -256,7 +267,30 @@ def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str])
     assert rows[2][:2] == ["think-1", "(starting)"]
 
 
-@pytest.mark.parametrize("action", ["show", "close"])
+@pytest.mark.parametrize(
+    ("action", "said", "answer"),
+    [
+        ("park", "sess_1: parked think\n", {"id": "sess_1", "parked": ["think"]}),
+        ("restore", "sess_1: restored nothing\n", {"id": "sess_1", "restored": []}),
+    ],
+)
+def test_a_session_is_put_away_and_brought_back(
+    action: str,
+    said: str,
+    answer: dict[str, Any],
+    admin_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, action, "sess_1"]) == 0
+    assert capsys.readouterr().out == said
+    assert main([*options, "--json", action, "sess_1"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+    assert main([*options, action, "sess_2"]) == 1
+    assert capsys.readouterr().err.startswith("antiphon: sess_2 has work")
+
+
+@pytest.mark.parametrize("action", ["show", "park", "restore", "close"])
 def test_a_session_that_is_not_there_is_said(
     action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -274,3 +274,27 @@ async def test_what_does_not_come_back_whole_is_told_as_lost(damage: str) -> Non
         await player.connection.say("update", input=step(2, held(1, 7)))
         failed = await player.connection.until("step_failed")
         assert failed["error"]["code"] == "session_state_lost"
+
+
+@pytest.mark.slow
+async def test_f1_a_thousand_that_vanish_leave_room_for_the_next() -> None:
+    # A server kept each finished session's memory, until every request failed for good.
+    async with playing(places=3) as game:
+        for number in range(1000):
+            session = await opened(game.http)
+            url = game.gateway.stream(session["id"])
+            async with stream(
+                url, "antiphon.msgpack", role="controller", secret=session["secret"]
+            ) as connection:
+                await connection.until("attached")
+                await connection.say("update", input=step(1, held(number, 7)))
+                await connection.until("step_done")
+                if number % 3:
+                    await game.http.delete(f"/v1/sessions/{session['id']}")
+                else:
+                    connection.socket.transport.abort()
+            if number % 100 == 0:
+                ready = await game.http.get("/readyz?pipeline=game&capacity=1")
+                assert ready.status_code == 200
+        for _ in range(5):
+            await (await game.join()).step()

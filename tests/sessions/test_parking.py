@@ -185,17 +185,46 @@ def test_where_there_is_no_room_now_the_turn_fails_and_the_state_stays() -> None
     assert harness.last_run(THINK).turn == turn
 
 
-@pytest.mark.parametrize("when", ["parking", "restoring"])
-def test_a_worker_that_dies_on_the_way_takes_the_state_along(when: str) -> None:
-    harness = parking() if when == "parking" else parked()
-    harness.answer_parks = harness.answer_opens = False
-    harness.feed(ParkRequested() if when == "parking" else RestoreRequested())
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_worker_that_dies_while_it_restores_is_followed_by_another(stored: bool) -> None:
+    harness = parked()
+    harness.answer_opens = False
+    harness.hear("What is new?")
     harness.clear()
     harness.answer_opens = True
+    if not stored:
+        harness.parked.clear()
     harness.feed(StageLost(THINK))
-    assert [type(o) for o in harness.outputs] == [Restoring, Restored]
-    assert harness.outputs[-1].origin is Origin.REBUILT
-    assert not last_open(harness).restore
+    expected = Origin.SNAPSHOT if stored else Origin.REBUILT
+    assert [o for o in harness.outputs if isinstance(o, Restored)] == [Restored(THINK, expected)]
+    assert len(harness.sent(Run, THINK)) == 1
+    assert harness.parked == set()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_worker_that_dies_while_it_parks_may_have_done_so(stored: bool) -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    if stored:
+        harness.parked.add(THINK)
+    harness.clear()
+    harness.feed(StageLost(THINK))
+    assert harness.outputs == [Parked(THINK)]
+    harness.hear("What is new?")
+    expected = Origin.SNAPSHOT if stored else Origin.REBUILT
+    assert [o for o in harness.outputs if isinstance(o, Restored)] == [Restored(THINK, expected)]
+    assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_input_that_goes_down_with_the_worker_that_restores_is_told_and_the_state_with_it() -> None:
+    harness = parked("listen")
+    harness.answer_opens = False
+    harness.say(AppendAudio(PCM_MS * 40))
+    harness.answer_opens = True
+    harness.feed(StageLost("listen"))
+    assert harness.one(Refused).error.message.startswith("40 ms")
+    assert not last_open(harness, "listen").restore
     assert harness.parked == set()
 
 
