@@ -236,11 +236,12 @@ class PipelineConfig(_Section):
 class ParkingConfig(_Section):
     """Where the state of sessions goes that make room for others.
 
-    `memory` bytes of the host's memory come first, then a directory `disk`, if there is one,
-    with at most `disk_bytes` in it. With no room in either a session is not parked.
+    `memory` bytes of the host's memory (by default an eighth of it, 1 GiB at most) come first,
+    then a directory `disk`, if there is one, with at most `disk_bytes` in it. With no room in
+    either a session is not parked.
     """
 
-    memory: Annotated[pydantic.ByteSize, Field(ge=0)] = pydantic.ByteSize(1024**3)
+    memory: Annotated[pydantic.ByteSize, Field(ge=0)] | None = None
     disk: Path | None = None
     disk_bytes: Annotated[pydantic.ByteSize, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
 

@@ -45,6 +45,9 @@ _log = structlog.get_logger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 """Files in it lie in memory."""
 
+_MOST_FOR_PARKING_BYTES = 1 << 30
+"""What parked state may take of the host's memory where nobody says."""
+
 
 class GatewayStarted(msgspec.Struct, frozen=True):
     """The line that a gateway writes when it is ready: where it really listens."""
@@ -181,9 +184,9 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
     """
     places = []
     with ExitStack() as held:
-        if parking.memory and _SHARED_MEMORY.is_dir():
+        if (memory := _parking_bytes(parking)) and _SHARED_MEMORY.is_dir():
             directory = held.enter_context(private_directory(_SHARED_MEMORY))
-            places.append(SnapshotPlace(str(directory), int(parking.memory)))
+            places.append(SnapshotPlace(str(directory), memory))
         if parking.disk is not None:
             try:
                 parking.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -194,13 +197,20 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
         yield places
 
 
+def _parking_bytes(parking: ParkingConfig) -> int:
+    """How much of the host's memory parked state may take."""
+    if parking.memory is not None:
+        return int(parking.memory)
+    return min(_MOST_FOR_PARKING_BYTES, host_memory_bytes() // 8)
+
+
 def _share_of_memory(config: Config) -> int:
     """The bytes of host memory for each worker whose budget the config does not name.
 
     Raises ConfigError when the budgets it does name are more than there is.
     """
     memory = host_memory_bytes()
-    rest = memory - config.parking.memory
+    rest = memory - _parking_bytes(config.parking)
     sharing = 0
     for stage, section in config.stages.items():
         if (budget := section.budget.get(HOST)) is None:

@@ -228,16 +228,17 @@ def test_workers_without_a_budget_share_what_the_others_leave(
     monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
     specs = worker_specs(load_config(write_config(directory, replicas=2)), directory)
     assert {spec.name: spec.budget for spec in specs} == {
-        "think-0": {"cpu": (1000 << 20) // 3},
-        "think-1": {"cpu": (1000 << 20) // 3},
-        "speak-0": {"cpu": (1000 << 20) // 3},
+        # An eighth is for parked state.
+        "think-0": {"cpu": (875 << 20) // 3},
+        "think-1": {"cpu": (875 << 20) // 3},
+        "speak-0": {"cpu": (875 << 20) // 3},
     }
     named = {"budget": {"cpu": "300MiB", "cuda:0": "2GiB"}, "head_room": 0.2, "tenant_share": 0.5}
     path = write_config(directory, replicas=2, **named)
     speak, think, _ = worker_specs(load_config(path), directory)
     assert think.budget == {"cpu": 300 << 20, "cuda:0": 2 << 30}
     assert (think.head_room, think.tenant_share, think.options) == (0.2, 0.5, {})
-    assert (speak.budget, speak.head_room, speak.tenant_share) == ({"cpu": 400 << 20}, 0.05, 1.0)
+    assert (speak.budget, speak.head_room, speak.tenant_share) == ({"cpu": 275 << 20}, 0.05, 1.0)
 
 
 def test_budgets_that_the_machine_does_not_have_are_refused(
