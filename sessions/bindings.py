@@ -87,6 +87,8 @@ class Binding:
         """Whether its state is parked, so that a worker has to bring it back."""
         self._priority = priority
         self._held: deque[_Held] = deque()
+        self._reconfigure = False
+        """Whether settings have changed since the worker was asked to park."""
         self.reserved: dict[str, int] = {}
         """What the worker has reserved for the session, in bytes by device."""
         self._tenant = tenant
@@ -120,6 +122,7 @@ class Binding:
         """Have the worker put the state away until `expires_at_s` (Unix time)."""
         self.state = BindingState.PARKING
         self.restoring = True
+        self._reconfigure = False
         self._awaited = self._command_id()
         self._send(Park(self._fence(), self._awaited, expires_at_s))
 
@@ -171,7 +174,7 @@ class Binding:
         self._backlog.clear()
         self._crowded = False
         # The next worker counts stream input from 1 again.
-        self._waiting = deque(_after_no_input(command) for command in self._waiting)
+        self._waiting = deque(_after_input(command, 0) for command in self._waiting)
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
@@ -234,6 +237,8 @@ class Binding:
             self.restoring = False
             self._send_held()
             self.send_waiting()
+            if self._reconfigure:
+                self.configure()
             return
         self.lost()
         self.state = BindingState.PARKED
@@ -255,6 +260,8 @@ class Binding:
                 self.update(item)
             else:
                 self._signal(item)
+        # What has waited beside it may have come after it.
+        self._waiting = deque(_after_input(command, self._sequence) for command in self._waiting)
 
     @property
     def configuring(self) -> bool:
@@ -285,6 +292,7 @@ class Binding:
 
         Raises CapacityExceeded when too many changes have not been answered yet.
         """
+        self._reconfigure = True
         if self.reachable:
             if len(self._configuring) >= WAITING_COMMANDS:
                 raise CapacityExceeded("settings change faster than they can be applied")
@@ -486,14 +494,16 @@ class Binding:
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
             self._crowded,
-            self.restoring,
+            (self.restoring, self._reconfigure and self.state is BindingState.PARKING),
             tuple(msgspec.msgpack.encode(item) for item in self._held),
         )
 
 
-def _after_no_input(command: Run | Feed) -> Run | Feed:
-    """The command for a worker that has had no stream input."""
-    return msgspec.structs.replace(command, after_input=0) if isinstance(command, Run) else command
+def _after_input(command: Run | Feed, sequence: int) -> Run | Feed:
+    """The command for a worker that applies stream input up to `sequence` before it."""
+    if isinstance(command, Run):
+        return msgspec.structs.replace(command, after_input=sequence)
+    return command
 
 
 def _size(descriptor: Descriptor) -> int:

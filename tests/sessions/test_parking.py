@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import CapacityExceeded, InvalidRequest, SessionStateLost
-from protocol.messages import Answer, Close, Open, Park, RoomWanted, Run, Signal, Update
+from protocol.errors import CapacityExceeded, SessionBusy, SessionStateLost
+from protocol.messages import Answer, Close, Configure, Open, Park, RoomWanted, Run, Signal, Update
 from sessions.actions import (
     CloseRequested,
     OpenRequested,
@@ -18,7 +18,14 @@ from sessions.actions import (
     StageLost,
 )
 from sessions.client import Origin, Parked, Parking, Refused, Restored, Restoring
-from sessions.duplex.events import AppendAudio, ClearInput, ResponseDone, ResponseStatus
+from sessions.duplex.events import (
+    AppendAudio,
+    ClearInput,
+    CommitInput,
+    PatchSettings,
+    ResponseDone,
+    ResponseStatus,
+)
 from sessions.lifecycle import CloseReason
 from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
 
@@ -116,10 +123,42 @@ def test_a_turn_that_comes_while_it_cannot_be_put_away_runs() -> None:
     harness.feed(ParkRequested())
     harness.hear("What is new?")
     (park,) = harness.sent(Park, THINK)
-    busy = InvalidRequest("not now", code="session_busy").info()
+    busy = SessionBusy("not now").info()
     harness.feed(Reported(THINK, Answer("sess_1", park.command, busy)))
     assert not harness.sent(Open, THINK)
     assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_settings_that_come_while_it_cannot_be_put_away_reach_the_worker() -> None:
+    harness = parking("listen")
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    assert not harness.sent(Configure, "listen")
+    (park,) = harness.sent(Park, "listen")
+    busy = SessionBusy("not now").info()
+    harness.feed(Reported("listen", Answer("sess_1", park.command, busy)))
+    (configure,) = harness.sent(Configure, "listen")
+    assert configure.settings["turn_detection"] is None
+
+
+def test_settings_that_come_while_it_is_away_come_with_it() -> None:
+    harness = parked("listen")
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    harness.say(AppendAudio(PCM_MS * 20))
+    assert last_open(harness, "listen").settings["turn_detection"] is None
+    assert not harness.sent(Configure, "listen")
+
+
+def test_a_turn_waits_for_the_input_that_was_held_before_it() -> None:
+    harness = parked("listen")
+    harness.answer_opens = False
+    for _ in range(3):
+        harness.say(AppendAudio(PCM_MS * 100))
+    harness.say(CommitInput())
+    opened = last_open(harness, "listen")
+    harness.feed(Reported("listen", Answer("sess_1", opened.command)))
+    assert harness.last_run("listen").after_input == 3
 
 
 def test_a_turn_brings_back_the_stage_that_reads_it_too() -> None:
