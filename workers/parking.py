@@ -92,8 +92,12 @@ class Parking:
         """Remove what is parked of `session`, if anything is."""
         self._thread.submit(self._store.remove, session, self._stage)
 
+    async def settled(self) -> None:
+        """Wait for what was to be written or removed."""
+        await asyncio.wrap_future(self._thread.submit(lambda: None))
+
     async def close(self) -> None:
-        """Wait for what is still to be written or removed."""
+        """The same, and nothing comes after it."""
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _in_thread(
