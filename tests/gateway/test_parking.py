@@ -136,7 +136,7 @@ async def playing(places: int, **options: Any) -> AsyncIterator[Game]:
         yield Game(gateway, store, http, stack)
 
 
-async def test_a_step_finds_the_state_of_the_step_before_it_however_often_it_was_away() -> None:
+async def test_f2_a_step_finds_the_state_of_the_one_before_however_often_it_was_away() -> None:
     async with playing(places=2) as game:
         for _ in range(6):
             await (await game.join()).step()
