@@ -223,7 +223,8 @@ class Worker:
                 self._ledger.bound(device, self._budget(use.total))
             engine, arena = use.model, 0
             if device == HOST:
-                engine, arena = resident_bytes() - use.pool, self._transfers.arena_bytes
+                engine = max(0, resident_bytes() - use.pool)
+                arena = self._transfers.arena_bytes
             try:
                 self._ledger.load(device, engine=engine, pool=use.pool, arena=arena)
             except CapacityExceeded as error:
@@ -237,6 +238,8 @@ class Worker:
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()
         self._turns.cancel_all()
+        for moving in self._moving.values():
+            moving.cancel()
 
     # Between the control side and the rest
 
