@@ -97,6 +97,8 @@ class SessionControl:
     _opening: Open | None = None
     parking: bool = False
     """Whether the state is on its way into the store."""
+    _kept_ms: float | None = None
+    """When the state could last not be put away."""
     _stored: bool = False
     """Whether the state may be in the store."""
     _no_room: OutOfBytes | None = None
@@ -229,6 +231,10 @@ class SessionControl:
             and self._unparkable() is None
         )
 
+    def kept_lately(self, now_ms: float) -> bool:
+        """Whether the state could not be put away, for a reason that may well still hold."""
+        return self._kept_ms is not None and now_ms < self._kept_ms + self.limits.room_ms
+
     def open_if_room(self, now_ms: float) -> bool:
         """Have the engine open the session; False while others have to make room first."""
         opened = self._opening
@@ -266,6 +272,8 @@ class SessionControl:
         opening = self.state is SessionState.OPENING
         parking, self.parking = self.parking, False
         self._stored = self._stored and parking and event.error is None
+        if parking:
+            self._kept_ms = None if event.error is None else now_ms
         result = event.result
         if self._reserving:
             self._reserving = False
@@ -331,7 +339,8 @@ class SessionControl:
             tuple(self._closers),
             (self._busy, self._resetting),
             (self.unsaid, self.gap_since_ms),
-            (self.priority, self._parks, self.parking, self._stored, self._no_room is not None),
+            (self.priority, self._parks, self._no_room is not None),
+            (self.parking, self._stored, self._kept_ms),
             self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),

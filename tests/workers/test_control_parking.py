@@ -32,6 +32,7 @@ from workers.control_events import (
     ForgetParked,
     FreeSession,
     GatewayDown,
+    GatewayUp,
     OpenSession,
     OperationDone,
     ParkSession,
@@ -263,13 +264,51 @@ def test_a_close_makes_room_too() -> None:
 
 
 def test_an_open_that_waits_is_refused_in_time() -> None:
-    worker = Worker(room_ms=5_000.0).three()
+    worker = Worker(room_ms=5_000.0, room_answer_ms=9_000.0).three()
     worker.open("d")
     deadline = worker.bench.control.deadline_ms
     assert deadline is not None
     worker.bench.after(deadline - worker.bench.now_ms)
     assert [code(r) for r in worker.bench.take()] == ["capacity_exceeded"]
     assert (worker.bench.control.sessions, worker.bench.control.deadline_ms) == (3, None)
+
+
+def test_who_does_not_answer_is_passed_over_and_asked_again_when_there_is_no_other() -> None:
+    worker = Worker(room_answer_ms=1_000.0).three()
+    asked = wanted(worker.open("d"))
+    for _ in range(3):
+        deadline = worker.bench.control.deadline_ms
+        assert deadline is not None
+        worker.bench.after(deadline - worker.bench.now_ms)
+        asked += wanted(worker.bench.take())
+    assert asked == ["a", "b", "c", "a"]
+    worker.park("b")
+    assert opened(worker.bench.actions)[3:] == ["d"]
+
+
+def test_who_has_nobody_to_park_it_is_not_asked() -> None:
+    worker = Worker()
+    worker.bench.tell(GatewayUp("g2"))
+    worker.open("a", "g2")
+    worker.open("b")
+    worker.open("c")
+    worker.bench.tell(GatewayDown("g2"))
+    assert wanted(worker.open("d")) == ["b"]
+    worker.bench.tell(GatewayDown("g1"))
+    worker.bench.tell(GatewayUp("g3"))
+    assert [code(r) for r in worker.open("e", "g3")] == ["capacity_exceeded"]
+
+
+def test_who_could_not_be_put_away_is_not_asked_over_and_over() -> None:
+    worker = Worker(room_ms=5_000.0).three()
+    worker.bench.refusals["park"] = CapacityExceeded("no space left")
+    assert wanted(worker.open("d")) == ["a"]
+    assert wanted(worker.park("a")) == ["b"]
+    assert wanted(worker.park("b")) == ["c"]
+    assert [code(r) for r in worker.park("c")] == ["capacity_exceeded", "capacity_exceeded"]
+    assert [code(r) for r in worker.open("e")] == ["capacity_exceeded"]
+    worker.bench.after(5_000.0)
+    assert wanted(worker.open("f")) == ["a"]
 
 
 def test_an_open_that_waits_and_is_closed_was_never_there() -> None:
