@@ -197,6 +197,9 @@ class SessionControl:
             # Nothing has been made of it yet.
             self.refuse_room(now_ms)
             if command is not None:
+                assert self._opening is not None
+                if self._opening.restore:
+                    self.act(ForgetParked(self.session))
                 self.report(self.owner, Answer(self.session, command))
             return
         if command is not None and command not in self._closers:

@@ -320,6 +320,20 @@ def test_an_open_that_waits_and_is_closed_was_never_there() -> None:
     assert worker.bench.control.sessions == 3
 
 
+def test_a_session_that_is_closed_while_it_waits_to_come_back_leaves_nothing_in_the_store() -> None:
+    worker = Worker().three()
+    worker.open("d", restore=True)
+    assert worker.bench.command(Close(fence("d"), "close", "client")) == [ForgetParked("d")]
+
+
+def test_what_waits_to_come_back_when_its_worker_stops_stays_parked() -> None:
+    worker = Worker().three()
+    worker.open("d", restore=True)
+    worker.bench.tell(ShuttingDown())
+    assert ForgetParked("d") not in worker.bench.actions
+    assert [code(r) for r in worker.bench.take() if isinstance(r, Answer)] == ["capacity_exceeded"]
+
+
 @pytest.mark.parametrize("how", ["gateway", "shutdown"])
 def test_an_open_that_waits_when_all_ends_was_never_there(how: str) -> None:
     worker = Worker(owner_gone_ms=0.0).three()
