@@ -98,42 +98,42 @@ class Rooms:
     ) -> bool:
         """Ask as many as it takes, the least recently used first.
 
-        Some may have to finish a turn before they can be asked. False when all together,
-        once they have nothing to do, would not be enough.
+        Some may have to be opened, or to finish a turn, before they can be asked. False when
+        all together, once they have nothing to do, would not be enough.
         """
-        parkable = [
+        leaving = [session for session in sessions if session.leaving]
+        able = [
             session
             for session in sessions
-            if session.parkable
+            if (session.parkable or session.opening)
             and self._reaches(session.owner)
             # What the store has just had no room for is not tried over and over.
             and not session.kept_lately(now_ms)
         ]
+        lacking = Counter(shortage)
+        for session in leaving:
+            lacking.subtract(self._ledger.of(session.session))
         most: Counter[str] = Counter()
-        for session in parkable:
+        for session in able:
             most.update(self._ledger.of(session.session))
-        if any(lacking > most[device] for device, lacking in shortage.items()):
+        if any(size > most[device] for device, size in lacking.items() if size > 0):
             return False
-        # First who makes room already, then who was asked to and has not answered yet; last
-        # who did not answer.
-        candidates = [s for s in parkable if s.evictable or s.parking]
-        candidates.sort(
+        # First who was asked and has not answered yet, last who did not answer.
+        able.sort(
             key=lambda s: (
-                not s.parking,
                 s.session not in self._asked,
                 s.session in self._passed_over,
                 s.priority,
                 s.progress_ms,
             )
         )
-        lacking_bytes = Counter(shortage)
-        for candidate in candidates:
-            held = self._ledger.of(candidate.session)
-            if not any(lacking_bytes[device] > 0 for device in held):
+        for session in able:
+            held = self._ledger.of(session.session)
+            if not session.evictable or not any(lacking[device] > 0 for device in held):
                 continue
-            lacking_bytes.subtract(held)
-            if not candidate.parking and candidate.session not in self._asked:
-                self._passed_over.discard(candidate.session)
-                self._asked[candidate.session] = now_ms + self._limits.room_answer_ms
-                self._ask(candidate)
+            lacking.subtract(held)
+            if session.session not in self._asked:
+                self._passed_over.discard(session.session)
+                self._asked[session.session] = now_ms + self._limits.room_answer_ms
+                self._ask(session)
         return True

@@ -219,9 +219,20 @@ class SessionControl:
         return None if self._no_room is None else self._no_room.shortage
 
     @property
+    def leaving(self) -> bool:
+        """Whether it makes room already: it is being parked or closed."""
+        return self.parking or self.state is SessionState.CLOSING
+
+    @property
+    def opening(self) -> bool:
+        """Whether it may turn out to be one that can make room for another."""
+        return self.state is SessionState.OPENING and self.priority is not None
+
+    @property
     def parkable(self) -> bool:
         """Whether it can make room for another once it has nothing to do."""
-        return self.state is SessionState.OPEN and self.priority is not None and self._parks
+        able = self.priority is not None and self._parks and not self.parking
+        return able and self.state is SessionState.OPEN
 
     @property
     def evictable(self) -> bool:

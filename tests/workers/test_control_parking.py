@@ -29,6 +29,7 @@ from workers.control_events import (
     CommandReceived,
     ControlLimits,
     Emitted,
+    Event,
     ForgetParked,
     FreeSession,
     GatewayDown,
@@ -211,6 +212,37 @@ def test_who_has_work_for_too_long_makes_no_room() -> None:
     worker.bench.after(5_000.0)
     assert [code(r) for r in worker.bench.take()] == ["capacity_exceeded"]
     assert worker.bench.control.sessions == 3
+
+
+@pytest.mark.parametrize("how", ["closing", "parking"])
+def test_who_makes_room_already_is_waited_for_and_nobody_else_asked(how: str) -> None:
+    worker = Worker().three()
+    control = worker.bench.control
+    if how == "parking":
+        control.handle(CommandReceived("g1", Park(fence("c"), "p", 100)), worker.bench.now_ms)
+        done: Event = OperationDone("c", None, {"parked": 1})
+    else:
+        worker.bench.command(Run(fence("c"), 1, "default"))
+        worker.bench.command(Close(fence("c"), "close", "client"))
+        done = TurnFinished("c", 1, TurnOutcome.CANCELLED)
+    worker.bench.take()
+    assert worker.open("d") == []
+    worker.bench.tell(done)
+    assert opened(worker.bench.actions)[-1] == "d"
+
+
+@pytest.mark.parametrize("parks", [True, False])
+def test_who_is_being_opened_is_waited_for_and_may_be_asked_then(parks: bool) -> None:
+    worker = Worker(10)
+    control = worker.bench.control
+    control.handle(CommandReceived("g1", Open(fence("a"), "open-a")), 0.0)
+    assert worker.open("b") == []
+    worker.bench.tell(OperationDone("a", None, {"parks": parks}))
+    reports = worker.bench.take()
+    assert wanted(reports) == (["a"] if parks else [])
+    assert [code(r) for r in reports if isinstance(r, Answer)][1:] == (
+        [] if parks else ["capacity_exceeded"]
+    )
 
 
 def test_nobody_is_asked_where_all_together_would_not_do() -> None:
