@@ -141,7 +141,8 @@ class Stages:
             binding.wake()
 
     def _park(self, binding: Binding, reason: str) -> None:
-        if binding.parks and binding.idle and self._lifecycle.live:
+        read = any(other.feeds(binding.stage) for other in self._bindings.values())
+        if binding.parks and binding.idle and not read and self._lifecycle.live:
             self._emit(Parking(binding.stage, reason))
             binding.park(self._expires_at_s)
 
@@ -215,7 +216,7 @@ class Stages:
         elif not self._lifecycle.live:
             self._freed()
         elif parking:
-            self._put_away(binding, error)
+            self._put_away(binding, error, now_ms)
         elif error is not None and restored:
             self._not_restored(binding, error, now_ms)
         elif error is not None:
@@ -228,9 +229,10 @@ class Stages:
             self._machine.stage_ready(stage, now_ms)
             self._emit(Restored(stage, Origin.SNAPSHOT if restored else Origin.REBUILT))
 
-    def _put_away(self, binding: Binding, error: ErrorInfo | None) -> None:
+    def _put_away(self, binding: Binding, error: ErrorInfo | None, now_ms: float) -> None:
         """A worker has parked the state, or kept it."""
         if error is not None:
+            self._machine.stage_ready(binding.stage, now_ms)
             self._emit(Restored(binding.stage, Origin.KEPT))
             return
         self._act(Unbind(binding.stage))
