@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from protocol.device_bytes import HOST
-from protocol.messages import Answer, Close, Configure, Open
+from protocol.errors import ErrorInfo
+from protocol.messages import Answer, Close, Configure, Open, TurnEnded
 from tests.simulation.engine import declared
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
@@ -59,15 +60,16 @@ class I3Budget(Invariant):
                 key = (worker.incarnation, command.fence.session, command.command)
                 self._asked[key] = command
             case OperationDone() if event.session in held:
-                key = (worker.incarnation, event.session)
-                earlier, wanted = self._changing.pop(key, (held[event.session],) * 2)
+                unchanged = (held[event.session],) * 2
+                earlier, wanted = self._changing.pop((worker.incarnation, event.session), unchanged)
                 held[event.session] = wanted if event.error is None else earlier
                 if event.session not in worker.engine.sessions:
                     del held[event.session]
             case Emitted() if any(
                 isinstance(a, CancelTurn) and a.turn == event.turn for a in actions
             ):
-                self._output_refused(worker, event)
+                # It may also be too much that is kept of the session.
+                self.deployment.blame(event.session, "no room")
         for action in actions:
             match action:
                 case OpenSession() | ConfigureSession():
@@ -79,6 +81,9 @@ class I3Budget(Invariant):
                 case FreeSession():
                     held.pop(action.session, None)
                     self._changing.pop((worker.incarnation, action.session), None)
+                case SendReport(report=TurnEnded(error=ErrorInfo() as error)):
+                    if "budget" in error.message:
+                        self.count("output refused for bytes")
                 case SendReport(report=Answer() as answer) if answer.error is not None:
                     self._refused(worker, event, answer, before)
         for device, reserved in worker.ledger.devices().items():
@@ -120,10 +125,3 @@ class I3Budget(Invariant):
             wanted > most or closed,
             f"{worker.place} refuses {command}: {error}, and only {held} is held",
         )
-
-    def _output_refused(self, worker: WorkerProcess, event: Emitted) -> None:
-        """A turn fails at a piece of output; it may be what is kept of the session as well."""
-        reserved = worker.ledger.devices()[HOST]
-        if reserved.free is not None and len(event.payload.data) > reserved.free:
-            self.count("output refused for bytes")
-        self.deployment.blame(event.session, "no room")

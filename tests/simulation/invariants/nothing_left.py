@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from protocol.messages import Close, Command
+from sessions.client import SessionEnded
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess, SimulatedLink
@@ -33,11 +36,12 @@ class I4NothingLeft(Invariant):
         """Sessions of gateways that died, or that ended while nobody could be told to forget
         their parked state."""
         self._told: dict[tuple[str, str], tuple[SimulatedLink, str | None]] = {}
-        """Who was told to forget what is parked, by session and stage."""
+        """Who was told last that a session has ended, by session and stage."""
 
-    def released(self, client: Client, reason: CloseReason) -> None:
-        """At the gateway everything goes at once, at the workers within GONE_MS."""
-        self.count("sessions closed")
+    def told(self, client: Client, sequence: int, output: Any) -> None:
+        """What is parked of a session that ends goes with it, where anybody can see to that."""
+        if not isinstance(output, SessionEnded):
+            return
         gateway = client.gateway
         assert gateway is not None
         for stage in PARKS:
@@ -46,6 +50,12 @@ class I4NothingLeft(Invariant):
                 replicas = gateway.placement.of(stage)
                 if not any(replica.works(gateway.now_ms) for replica in replicas):
                     self._orphans.add(client.session)
+
+    def released(self, client: Client, reason: CloseReason) -> None:
+        """At the gateway everything goes at once, at the workers within GONE_MS."""
+        self.count("sessions closed")
+        gateway = client.gateway
+        assert gateway is not None
         self.check(client.session not in gateway.hosted, f"{client.session} is hosted still")
         record = gateway.hosted.directory.get(client.session)
         # Of a directory that does not answer nobody knows what it keeps.
@@ -75,8 +85,8 @@ class I4NothingLeft(Invariant):
             )
 
     def sent(self, gateway: GatewayProcess, link: SimulatedLink, command: Command) -> None:
-        """A worker is told to forget, over a link that may be lost before it hears that."""
-        if isinstance(command, Close) and command.fence.session not in link.replica.sessions:
+        """A worker is told of an end, over a link that may be lost before it hears that."""
+        if isinstance(command, Close):
             self._told[command.fence.session, link.replica.stage] = (link, link.worker)
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:

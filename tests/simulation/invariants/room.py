@@ -63,8 +63,8 @@ class _Session:
     spoilt: bool = False
     """Whether its state was lost in a commit."""
     parking: bool = False
-    kept: bool = False
-    """Whether its state could not be put away."""
+    kept_ms: float | None = None
+    """When its state could not be put away."""
     asked_ms: float | None = None
     """When it was asked to make room, unless it got something to do after that."""
     ever_asked: bool = False
@@ -73,7 +73,7 @@ class _Session:
     def idle(self) -> bool:
         """Whether it can make room without any doubt, and nobody has asked it to."""
         untaken = any(self.taken[turn] < made for turn, made in self.made.items())
-        busy = self.runs or self.owed or untaken or self.spoilt or self.kept or self.ever_asked
+        busy = self.runs or self.owed or untaken or self.spoilt or self.kept_ms or self.ever_asked
         return self.parks and self.priority is not None and not busy
 
     @property
@@ -196,7 +196,8 @@ class I8Room(Invariant):
                     if event.error is not None:
                         del here.sessions[event.session]
                 if session.parking:
-                    session.parking, session.kept = False, event.error is not None
+                    session.parking = False
+                    session.kept_ms = None if event.error is None else now_ms
                     if session.ever_asked and event.error is None:
                         self.count("sessions parked to make room")
             case Emitted() if event.session in here.sessions:
@@ -291,6 +292,12 @@ class I8Room(Invariant):
         self.check(not chosen.runs, f"{name} is to make room, and {chosen.runs} run")
         lately = self._waited_for(chosen, worker.now_ms)
         self.check(not lately, f"{name} is to make room, and was asked before: {chosen}")
+        limit_ms = self.deployment.profile.control.room_ms
+        kept_ms = chosen.kept_ms
+        self.check(
+            kept_ms is None or worker.now_ms >= kept_ms + limit_ms,
+            f"{name} is to make room, and could not be put away: {chosen}",
+        )
         self.check(
             chosen.parks and chosen.priority is not None,
             f"{name} is to make room, and cannot be parked: {chosen}",
