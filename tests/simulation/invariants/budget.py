@@ -19,9 +19,11 @@ from workers.control_events import (
     Emitted,
     Event,
     FreeSession,
+    GatewayUp,
     OpenSession,
     OperationDone,
     SendReport,
+    ShuttingDown,
 )
 
 
@@ -120,7 +122,9 @@ class I3Budget(Invariant):
             head_room = places.budget(worker.stage).head_room_bytes
             wanted += max(0, worker.control.kept_bytes - head_room)
         most = places.unit_bytes * places.of(worker.stage) * places.tenant_share
-        closed = isinstance(event, CommandReceived) and isinstance(event.command, Close)
+        closed = isinstance(event, ShuttingDown | GatewayUp) or (
+            isinstance(event, CommandReceived) and isinstance(event.command, Close)
+        )
         self.check(
             wanted > most or closed,
             f"{worker.place} refuses {command}: {error}, and only {held} is held",

@@ -213,11 +213,12 @@ class I8Room(Invariant):
     def _action(self, worker: WorkerProcess, here: _Worker, action: Action, now_ms: float) -> None:
         match action:
             case OpenSession():
-                opens = here.opens[action.session].values()
-                own = [c.priority for c in opens if c.fence.owner == action.owner]
-                here.sessions[action.session] = _Session(
-                    action.owner, own[-1] if own else None, now_ms
-                )
+                opens = here.opens[action.session]
+                own = [c for c in opens.values() if c.fence.owner == action.owner]
+                priority = own[0].priority if own else None
+                if own:
+                    del opens[own[0].command]
+                here.sessions[action.session] = _Session(action.owner, priority, now_ms)
                 if here.waiting.pop(action.session, None) is not None:
                     self.count("opens that waited and were opened")
             case FreeSession():
