@@ -194,7 +194,7 @@ class Stages:
         refused = binding.refused_settings(answer)
         if not self._lifecycle.live or not binding.ready:
             return
-        if answer.error is not None and answer.error.code == SessionStateLost.code:
+        if _state_is_lost(answer):
             # It does not have the session any more, and nobody has said so before.
             self._machine.report(binding.stage, answer, now_ms)
             self._lost(binding, now_ms)
@@ -207,6 +207,10 @@ class Stages:
         """A worker answered that the session is opened, parked or closed."""
         stage, restored = binding.stage, binding.restoring
         parking = binding.state is BindingState.PARKING
+        if parking and self._lifecycle.live and _state_is_lost(answer):
+            # The worker does not have the session any more, and nobody has said so before.
+            self._lost(binding, now_ms)
+            return
         error = binding.answered(answer)
         if self._lifecycle.state is State.OPENING:
             if error is not None:
@@ -254,3 +258,7 @@ class Stages:
 
     def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
         return lambda: self._machine.stage_settings(stage)
+
+
+def _state_is_lost(answer: Answer) -> bool:
+    return answer.error is not None and answer.error.code == SessionStateLost.code

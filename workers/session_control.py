@@ -469,7 +469,9 @@ class SessionControl:
             return InvalidRequest("this engine parks no sessions", code="unsupported")
         if self.turns or self.turns.kept_bytes:
             return SessionBusy("a turn runs, or its output is still kept")
-        return self.turns.steps.unusable()
+        if self.turns.steps.lost:
+            return SessionBusy("the state is lost, and waits for a reset")
+        return None
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""

@@ -111,6 +111,17 @@ def test_a_turn_that_comes_while_it_is_put_away_waits_and_brings_it_back() -> No
     assert len(harness.sent(Run, THINK)) == 1
 
 
+def test_a_worker_that_has_nothing_to_put_away_has_lost_the_session() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    (park,) = harness.sent(Park, THINK)
+    lost = SessionStateLost("this worker has no such session").info()
+    harness.feed(Reported(THINK, Answer("sess_1", park.command, lost)))
+    assert harness.outputs[-2:] == [Restoring(THINK), Restored(THINK, Origin.REBUILT)]
+    assert not last_open(harness).restore
+
+
 def test_a_stage_that_is_wanted_while_it_is_put_away_comes_back() -> None:
     harness = parking()
     harness.answer_parks = False

@@ -102,6 +102,10 @@ class I5Parked(Invariant):
         match origin:
             case Origin.KEPT:
                 self.count("states kept that could not be parked")
+                workers = [w for w in self.deployment.workers.values() if w and w.stage == stage]
+                there = any(client.session in worker.engine.sessions for worker in workers)
+                excused = self.deployment.causes[client.session] & {"lost", "stopped", "stolen"}
+                self.check(there or bool(excused), f"no worker has kept {stage}: {client.session}")
             case Origin.REBUILT if parked:
                 self.count("restores that were lost and rebuilt")
                 causes = self.deployment.causes[client.session]
