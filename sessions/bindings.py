@@ -89,6 +89,10 @@ class Binding:
         self._held: deque[_Held] = deque()
         self._reconfigure = False
         """Whether settings have changed since the worker was asked to park."""
+        self._wanted = False
+        """Whether somebody waits for a state that is still being put away."""
+        self._read: dict[int, set[str]] = {}
+        """The stages to whose workers the output of a turn that is under way goes by itself."""
         self.reserved: dict[str, int] = {}
         """What the worker has reserved for the session, in bytes by device."""
         self._tenant = tenant
@@ -121,19 +125,26 @@ class Binding:
     def park(self, expires_at_s: int) -> None:
         """Have the worker put the state away until `expires_at_s` (Unix time)."""
         self.state = BindingState.PARKING
+        self._wanted = False
         self.restoring = True
         self._reconfigure = False
         self._awaited = self._command_id()
         self._send(Park(self._fence(), self._awaited, expires_at_s))
 
+    def feeds(self, stage: str) -> bool:
+        """Whether a turn is under way whose output the worker of `stage` reads."""
+        return any(stage in readers for readers in self._read.values())
+
     def wake(self) -> None:
-        """Have the state brought back, if it is parked."""
+        """Have the state brought back if it is parked, or is on its way into the store."""
         if self.state is BindingState.PARKED:
             self.bind()
+        elif self.state is BindingState.PARKING:
+            self._wanted = True
 
     def wake_if_wanted(self) -> None:
         """Have it brought back if something came for it while it was put away."""
-        if self._waiting or self._held:
+        if self._wanted:
             self.wake()
 
     def forget_parked(self) -> None:
@@ -171,6 +182,7 @@ class Binding:
         self._awaited = None
         self.reserved = {}
         self._configuring.clear()
+        self._read.clear()
         self._backlog.clear()
         self._crowded = False
         # The next worker counts stream input from 1 again.
@@ -192,6 +204,7 @@ class Binding:
                 return self.awaits(report) or self._backlog.answered(report.command)
             case TurnEnded():
                 self._backlog.ended(report.turn)
+                self._read.pop(report.turn, None)
         return True
 
     def refused_settings(self, answer: Answer) -> ErrorInfo | None:
@@ -474,6 +487,8 @@ class Binding:
                 self._backlog.command(command.command)
             case Run():
                 self._backlog.turn(command.turn, sum(map(_size, command.inputs)))
+                if command.readers:
+                    self._read[command.turn] = set(command.readers.values())
         self._act(ToStage(self.stage, command))
 
     def _command_id(self) -> str:
@@ -494,7 +509,12 @@ class Binding:
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
             self._crowded,
-            (self.restoring, self._reconfigure and self.state is BindingState.PARKING),
+            (
+                self.restoring,
+                self._wanted,
+                self._reconfigure and self.state is BindingState.PARKING,
+            ),
+            tuple((turn, tuple(sorted(stages))) for turn, stages in sorted(self._read.items())),
             tuple(msgspec.msgpack.encode(item) for item in self._held),
         )
 

@@ -141,7 +141,8 @@ class Stages:
             binding.wake()
 
     def _park(self, binding: Binding, reason: str) -> None:
-        if binding.parks and binding.idle and self._lifecycle.live:
+        read = any(other.feeds(binding.stage) for other in self._bindings.values())
+        if binding.parks and binding.idle and not read and self._lifecycle.live:
             self._emit(Parking(binding.stage, reason))
             binding.park(self._expires_at_s)
 
@@ -201,7 +202,7 @@ class Stages:
         refused = binding.refused_settings(answer)
         if not self._lifecycle.live or not binding.ready:
             return
-        if answer.error is not None and answer.error.code == SessionStateLost.code:
+        if _state_is_lost(answer):
             # It does not have the session any more, and nobody has said so before.
             self._machine.report(binding.stage, answer, now_ms)
             self._lost(binding, now_ms)
@@ -214,6 +215,10 @@ class Stages:
         """A worker answered that the session is opened, parked or closed."""
         stage, restored = binding.stage, binding.restoring
         parking = binding.state is BindingState.PARKING
+        if parking and self._lifecycle.live and _state_is_lost(answer):
+            # The worker does not have the session any more, and nobody has said so before.
+            self._lost(binding, now_ms)
+            return
         error = binding.answered(answer)
         if self._lifecycle.state is State.OPENING:
             if error is not None:
@@ -223,7 +228,7 @@ class Stages:
         elif not self._lifecycle.live:
             self._freed()
         elif parking:
-            self._put_away(binding, error)
+            self._put_away(binding, error, now_ms)
         elif error is not None and restored:
             self._not_restored(binding, error, now_ms)
         elif error is not None:
@@ -236,9 +241,10 @@ class Stages:
             self._machine.stage_ready(stage, now_ms)
             self._emit(Restored(stage, Origin.SNAPSHOT if restored else Origin.REBUILT))
 
-    def _put_away(self, binding: Binding, error: ErrorInfo | None) -> None:
+    def _put_away(self, binding: Binding, error: ErrorInfo | None, now_ms: float) -> None:
         """A worker has parked the state, or kept it."""
         if error is not None:
+            self._machine.stage_ready(binding.stage, now_ms)
             self._emit(Restored(binding.stage, Origin.KEPT))
             return
         self._act(Unbind(binding.stage))
@@ -261,3 +267,7 @@ class Stages:
 
     def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
         return lambda: self._machine.stage_settings(stage)
+
+
+def _state_is_lost(answer: Answer) -> bool:
+    return answer.error is not None and answer.error.code == SessionStateLost.code

@@ -100,8 +100,9 @@ class Control:
         self._totals = Totals()
         self._rooms = Rooms(
             self._ledger,
-            self._limits.room_ms,
+            self._limits,
             lambda session: self._report(session.owner, RoomWanted(session.session)),
+            self._gateways.__contains__,
         )
         self._actions: list[Action] = []
 

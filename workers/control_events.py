@@ -23,6 +23,7 @@ class ControlLimits:
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
     stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
+    `room_answer_ms`: how long one of them may take to begin with it before another is asked.
     `cancel_ms`: how long an engine may take to stop a turn. Output of more than
     `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
     `owner_gone_ms`: how long sessions outlive the link to their gateway.
@@ -41,6 +42,7 @@ class ControlLimits:
     twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
     room_ms: float = 5_000.0
+    room_answer_ms: float = 1_000.0
     owner_gone_ms: float = 30_000.0
     remembered_answers: int = 256
     remembered_turns: int = 256

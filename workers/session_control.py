@@ -97,6 +97,8 @@ class SessionControl:
     _opening: Open | None = None
     parking: bool = False
     """Whether the state is on its way into the store."""
+    _kept_ms: float | None = None
+    """When the state could last not be put away."""
     _stored: bool = False
     """Whether the state may be in the store."""
     _no_room: OutOfBytes | None = None
@@ -195,6 +197,9 @@ class SessionControl:
             # Nothing has been made of it yet.
             self.refuse_room(now_ms)
             if command is not None:
+                assert self._opening is not None
+                if self._opening.restore:
+                    self.act(ForgetParked(self.session))
                 self.report(self.owner, Answer(self.session, command))
             return
         if command is not None and command not in self._closers:
@@ -214,9 +219,20 @@ class SessionControl:
         return None if self._no_room is None else self._no_room.shortage
 
     @property
+    def leaving(self) -> bool:
+        """Whether it makes room already: it is being parked or closed."""
+        return self.parking or self.state is SessionState.CLOSING
+
+    @property
+    def opening(self) -> bool:
+        """Whether it may turn out to be one that can make room for another."""
+        return self.state is SessionState.OPENING and self.priority is not None
+
+    @property
     def parkable(self) -> bool:
         """Whether it can make room for another once it has nothing to do."""
-        return self.state is SessionState.OPEN and self.priority is not None and self._parks
+        able = self.priority is not None and self._parks and not self.parking
+        return able and self.state is SessionState.OPEN
 
     @property
     def evictable(self) -> bool:
@@ -228,6 +244,10 @@ class SessionControl:
             and not self._input
             and self._unparkable() is None
         )
+
+    def kept_lately(self, now_ms: float) -> bool:
+        """Whether the state could not be put away, for a reason that may well still hold."""
+        return self._kept_ms is not None and now_ms < self._kept_ms + self.limits.room_ms
 
     def open_if_room(self, now_ms: float) -> bool:
         """Have the engine open the session; False while others have to make room first."""
@@ -266,6 +286,8 @@ class SessionControl:
         opening = self.state is SessionState.OPENING
         parking, self.parking = self.parking, False
         self._stored = self._stored and parking and event.error is None
+        if parking:
+            self._kept_ms = None if event.error is None else now_ms
         result = event.result
         if self._reserving:
             self._reserving = False
@@ -331,7 +353,8 @@ class SessionControl:
             tuple(self._closers),
             (self._busy, self._resetting),
             (self.unsaid, self.gap_since_ms),
-            (self.priority, self._parks, self.parking, self._stored, self._no_room is not None),
+            (self.priority, self._parks, self._no_room is not None),
+            (self.parking, self._stored, self._kept_ms),
             self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),
@@ -446,7 +469,9 @@ class SessionControl:
             return InvalidRequest("this engine parks no sessions", code="unsupported")
         if self.turns or self.turns.kept_bytes:
             return SessionBusy("a turn runs, or its output is still kept")
-        return self.turns.steps.unusable()
+        if self.turns.steps.lost:
+            return SessionBusy("the state is lost, and waits for a reset")
+        return None
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""

@@ -222,6 +222,7 @@ class StepMachine:
             resetting.command = binding.signal(RESET, resetting.verb.parameters)
         elif resetting.wait_until_ms is None:
             resetting.wait_until_ms = self._now_ms + self._pipeline.limits.restore_ms
+            binding.wake()
 
     # What the stages say
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from protocol.edges import ConnectorKind
 from protocol.errors import CapacityExceeded, SessionBusy, SessionStateLost
 from protocol.messages import Answer, Close, Configure, Open, Park, RoomWanted, Run, Signal, Update
 from sessions.actions import (
@@ -115,6 +116,57 @@ def test_a_turn_that_comes_while_it_is_put_away_waits_and_brings_it_back() -> No
     harness.feed(Reported(THINK, Answer("sess_1", park.command, None)))
     assert last_open(harness).restore
     assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_a_worker_that_has_nothing_to_put_away_has_lost_the_session() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    (park,) = harness.sent(Park, THINK)
+    lost = SessionStateLost("this worker has no such session").info()
+    harness.feed(Reported(THINK, Answer("sess_1", park.command, lost)))
+    assert harness.outputs[-2:] == [Restoring(THINK), Restored(THINK, Origin.REBUILT)]
+    assert not last_open(harness).restore
+
+
+def test_a_stage_that_is_wanted_while_it_is_put_away_comes_back() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    harness.feed(RestoreRequested())
+    (park,) = harness.sent(Park, THINK)
+    harness.parked.add(THINK)
+    harness.feed(Reported(THINK, Answer("sess_1", park.command, None)))
+    assert harness.outputs[-1] == Restored(THINK, Origin.SNAPSHOT)
+
+
+def test_a_turn_that_waits_for_its_reader_has_that_brought_back_from_its_way_into_the_store() -> (
+    None
+):
+    pipeline = replace(voice_pipeline(), connectors={"think->speak": ConnectorKind.SHM})
+    harness = Harness(pipeline, parks=["speak"])
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    harness.hear("What is new?")
+    assert not harness.sent(Run, THINK)
+    (park,) = harness.sent(Park, "speak")
+    harness.parked.add("speak")
+    harness.feed(Reported("speak", Answer("sess_1", park.command, None)))
+    assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_a_stage_that_reads_what_another_makes_is_not_put_away() -> None:
+    pipeline = replace(voice_pipeline(), connectors={"think->speak": ConnectorKind.SHM})
+    harness = Harness(pipeline, parks=["speak"])
+    turn = harness.reply_turn()
+    harness.feed(Reported("speak", RoomWanted("sess_1")))
+    assert not harness.sent(Park, "speak")
+    harness.text(THINK, turn, "Here I am. ")
+    harness.done(THINK, turn)
+    harness.audio(turn, 0, 100)
+    harness.done("speak", turn)
+    harness.feed(Reported("speak", RoomWanted("sess_1")))
+    assert harness.sent(Park, "speak")
 
 
 def test_a_turn_that_comes_while_it_cannot_be_put_away_runs() -> None:

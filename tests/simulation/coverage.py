@@ -51,6 +51,7 @@ GROUPS = (
                 "step_order",
                 "input_order",
                 "retention",
+                "rooms",
             )
         ),
     ),

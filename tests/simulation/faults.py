@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from protocol.messages import Close, Command, Feed, Fence, Open, RaiseFloor, Run, Signal, Update
-from sessions.actions import CloseRequested
+from sessions.actions import CloseRequested, ParkRequested, RestoreRequested
 from sessions.directory import Remove
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
@@ -53,6 +53,9 @@ class Faults:
             self._take_record,
             self._start_afresh,
             self._operator,
+            self._park,
+            self._park,
+            self._restore,
             self._stop_worker,
             self._drain,
         ]
@@ -177,6 +180,23 @@ class Faults:
             client.close_asked.add(CloseReason.ADMIN)
             close = CloseRequested(CloseReason.ADMIN)
             gateway.run(lambda: gateway.handle(client.session, close))
+
+    def _park(self) -> None:
+        self._ask_for(ParkRequested(), "fault: parked by the operator")
+
+    def _restore(self) -> None:
+        self._ask_for(RestoreRequested(), "fault: restored by the operator")
+
+    def _ask_for(self, event: ParkRequested | RestoreRequested, count: str) -> None:
+        clients = [c for c in self._clients() if not c.over and c.gateway is not None]
+        if event == RestoreRequested():
+            clients = [c for c in clients if c.hosted is not None and c.hosted.session.parked]
+        if clients:
+            client = self._world.random.choice(clients)
+            gateway = client.gateway
+            assert gateway is not None
+            self._world.count(count)
+            gateway.run(lambda: gateway.handle(client.session, event))
 
     def _repeat(self) -> None:
         """A command comes once more, as after an answer that was lost."""

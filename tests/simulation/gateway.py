@@ -260,7 +260,9 @@ class GatewayProcess(Process):
         self.deployment = deployment
         self.profile = deployment.profile
         self.watch = deployment.watch
-        self.pipeline = deployment.profile.pipeline
+        priorities = deployment.profile.priorities
+        priority = priorities[deployment.gateway_places.index(place) % len(priorities)]
+        self.pipeline = replace(deployment.profile.pipeline, priority=priority)
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
         self._waiting: dict[str, list[Callable[[], None]]] = {}

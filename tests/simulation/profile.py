@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from protocol.device_bytes import HOST
 from protocol.edges import CLIENT, ConnectorKind, edge_name
 from protocol.link_events import LinkSettings
 from protocol.payloads import PayloadType
 from protocol.stream import StreamLimits
+from sessions.ledger import Budget
 from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
 from tests.simulation.network import Weather
 from workers.control_events import ControlLimits
 from workers.retention import RetentionLimits
 
 LINK = LinkSettings(heartbeat_ms=2_000.0, silence_ms=7_000.0, refused_ms=3_000.0)
-CONTROL = ControlLimits(cancel_ms=2_000.0, owner_gone_ms=6_000.0)
+CONTROL = ControlLimits(cancel_ms=2_000.0, room_ms=3_000.0, owner_gone_ms=6_000.0)
 LIMITS = Limits(
     sessions=4,
     idle_ms=20_000,
@@ -26,6 +28,10 @@ LIMITS = Limits(
     close_ms=4_000,
     grace_ms=6_000,
 )
+PARKS = frozenset({"think", "speak", "world"})
+"""The stages whose sessions can be parked."""
+SMALL_UNIT_BYTES = 12_000
+"""So little that output finds no room either."""
 GONE_MS = 60_000.0
 """After this nothing is left of a session that has ended, whatever happened meanwhile."""
 
@@ -46,6 +52,34 @@ class EngineFaults:
     slow_commit: float = 0.0
     deaf: float = 0.0
     """Turns that do not wait when they are told to."""
+    slow_park: float = 0.0
+    store_full: float = 0.0
+    spoil_snapshot: float = 0.0
+
+
+@dataclass(frozen=True)
+class Places:
+    """How many sessions the bytes of one worker are enough for.
+
+    A session takes `unit_bytes` of `device`, or twice that where its settings say so and it
+    can have that. With `pooled` the engine has set them aside when it was loaded.
+    """
+
+    parkable: int
+    """On a stage whose sessions can be parked; others have one more."""
+    unit_bytes: int = 1024 * 1024
+    device: str = HOST
+    pooled: bool = False
+    tenant_share: float = 1.0
+
+    def of(self, stage: str) -> int:
+        """The places of a worker of this stage."""
+        return self.parkable + (stage not in PARKS)
+
+    def budget(self, stage: str) -> Budget:
+        """One unit is the engine's; as much as all that is for output."""
+        total_bytes = 2 * self.unit_bytes * (self.of(stage) + 1)
+        return Budget(total_bytes, 0.5, self.tenant_share)
 
 
 @dataclass(frozen=True)
@@ -82,6 +116,10 @@ class Profile:
     directory: DirectoryFaults = DirectoryFaults()
     fickle: float = 0.0
     """The share of what clients do that is coming, going and asking again."""
+    places: Places | None = None
+    """What the bytes of each worker are enough for; None: for any number."""
+    priorities: tuple[int | None, ...] = (0,)
+    """That of the sessions of each gateway, in turn."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -198,6 +236,9 @@ def profile_of(seed: int) -> Profile:
             slow_operation=chance.choice([0.0, 0.3]),
             slow_commit=chance.choice([0.0, 0.3]),
             deaf=chance.choice([0.0, 0.1]),
+            slow_park=chance.choice([0.0, 0.5]),
+            store_full=chance.choice([0.0, 0.0, 0.2]),
+            spoil_snapshot=chance.choice([0.0, 0.0, 0.2]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
     limits = LIMITS
@@ -231,6 +272,7 @@ def profile_of(seed: int) -> Profile:
             waiting_commands=8,
             held_inputs=8,
             cancel_ms=2_000.0,
+            room_ms=3_000.0,
             owner_gone_ms=6_000.0,
             fed_payloads=3,
             lanes=8,
@@ -279,4 +321,22 @@ def profile_of(seed: int) -> Profile:
         fickle=0.0 if engine.hang > 0.1 else chance.choice([0.0, 0.1, 0.3, 0.5]),
         rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
+        places=places_of(chance),
+        priorities=chance.choice([(0,), (0,), (1, 0), (0, None)]),
+    )
+
+
+def places_of(chance: random.Random) -> Places | None:
+    """In many worlds a few."""
+    if chance.random() < 0.4:
+        return None
+    pooled = chance.random() < 0.3
+    parkable = chance.choice([1, 2, 2, 3])
+    return Places(
+        parkable=parkable,
+        unit_bytes=chance.choice([1024 * 1024, 1024 * 1024, SMALL_UNIT_BYTES]),
+        device="cuda:0" if pooled else HOST,
+        pooled=pooled,
+        # That of a small worker would have no room for anybody.
+        tenant_share=chance.choice([1.0, 0.7]) if parkable > 2 else 1.0,
     )

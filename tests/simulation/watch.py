@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.worker import WorkerProcess
     from tests.simulation.world import World
-    from workers.control_events import Action, ApplyInput, Event
+    from workers.control_events import Action, ApplyInput, Event, OpenSession
 
 
 class Invariant:
@@ -54,6 +54,11 @@ class Invariant:
         self, worker: WorkerProcess, session: EngineSession, action: ApplyInput
     ) -> None:
         """An engine is about to hear a piece of input."""
+
+    def session_made(
+        self, worker: WorkerProcess, session: EngineSession, action: OpenSession
+    ) -> None:
+        """An engine has a session from now on, anew or from what was parked."""
 
     def turn_started(self, worker: WorkerProcess, turn: EngineTurn) -> None:
         """An engine has begun a turn."""
@@ -125,6 +130,7 @@ class Watch:
 
     handled: Callable[..., None]
     input_applied: Callable[..., None]
+    session_made: Callable[..., None]
     turn_started: Callable[..., None]
     sent: Callable[..., None]
     reported: Callable[..., None]

@@ -29,9 +29,11 @@ from workers.control_events import (
     CommandReceived,
     ControlLimits,
     Emitted,
+    Event,
     ForgetParked,
     FreeSession,
     GatewayDown,
+    GatewayUp,
     OpenSession,
     OperationDone,
     ParkSession,
@@ -212,6 +214,37 @@ def test_who_has_work_for_too_long_makes_no_room() -> None:
     assert worker.bench.control.sessions == 3
 
 
+@pytest.mark.parametrize("how", ["closing", "parking"])
+def test_who_makes_room_already_is_waited_for_and_nobody_else_asked(how: str) -> None:
+    worker = Worker().three()
+    control = worker.bench.control
+    if how == "parking":
+        control.handle(CommandReceived("g1", Park(fence("c"), "p", 100)), worker.bench.now_ms)
+        done: Event = OperationDone("c", None, {"parked": 1})
+    else:
+        worker.bench.command(Run(fence("c"), 1, "default"))
+        worker.bench.command(Close(fence("c"), "close", "client"))
+        done = TurnFinished("c", 1, TurnOutcome.CANCELLED)
+    worker.bench.take()
+    assert worker.open("d") == []
+    worker.bench.tell(done)
+    assert opened(worker.bench.actions)[-1] == "d"
+
+
+@pytest.mark.parametrize("parks", [True, False])
+def test_who_is_being_opened_is_waited_for_and_may_be_asked_then(parks: bool) -> None:
+    worker = Worker(10)
+    control = worker.bench.control
+    control.handle(CommandReceived("g1", Open(fence("a"), "open-a")), 0.0)
+    assert worker.open("b") == []
+    worker.bench.tell(OperationDone("a", None, {"parks": parks}))
+    reports = worker.bench.take()
+    assert wanted(reports) == (["a"] if parks else [])
+    assert [code(r) for r in reports if isinstance(r, Answer)][1:] == (
+        [] if parks else ["capacity_exceeded"]
+    )
+
+
 def test_nobody_is_asked_where_all_together_would_not_do() -> None:
     worker = Worker()
     worker.open("a", priority=None)
@@ -263,13 +296,51 @@ def test_a_close_makes_room_too() -> None:
 
 
 def test_an_open_that_waits_is_refused_in_time() -> None:
-    worker = Worker(room_ms=5_000.0).three()
+    worker = Worker(room_ms=5_000.0, room_answer_ms=9_000.0).three()
     worker.open("d")
     deadline = worker.bench.control.deadline_ms
     assert deadline is not None
     worker.bench.after(deadline - worker.bench.now_ms)
     assert [code(r) for r in worker.bench.take()] == ["capacity_exceeded"]
     assert (worker.bench.control.sessions, worker.bench.control.deadline_ms) == (3, None)
+
+
+def test_who_does_not_answer_is_passed_over_and_asked_again_when_there_is_no_other() -> None:
+    worker = Worker(room_answer_ms=1_000.0).three()
+    asked = wanted(worker.open("d"))
+    for _ in range(3):
+        deadline = worker.bench.control.deadline_ms
+        assert deadline is not None
+        worker.bench.after(deadline - worker.bench.now_ms)
+        asked += wanted(worker.bench.take())
+    assert asked == ["a", "b", "c", "a"]
+    worker.park("b")
+    assert opened(worker.bench.actions)[3:] == ["d"]
+
+
+def test_who_has_nobody_to_park_it_is_not_asked() -> None:
+    worker = Worker()
+    worker.bench.tell(GatewayUp("g2"))
+    worker.open("a", "g2")
+    worker.open("b")
+    worker.open("c")
+    worker.bench.tell(GatewayDown("g2"))
+    assert wanted(worker.open("d")) == ["b"]
+    worker.bench.tell(GatewayDown("g1"))
+    worker.bench.tell(GatewayUp("g3"))
+    assert [code(r) for r in worker.open("e", "g3")] == ["capacity_exceeded"]
+
+
+def test_who_could_not_be_put_away_is_not_asked_over_and_over() -> None:
+    worker = Worker(room_ms=5_000.0).three()
+    worker.bench.refusals["park"] = CapacityExceeded("no space left")
+    assert wanted(worker.open("d")) == ["a"]
+    assert wanted(worker.park("a")) == ["b"]
+    assert wanted(worker.park("b")) == ["c"]
+    assert [code(r) for r in worker.park("c")] == ["capacity_exceeded", "capacity_exceeded"]
+    assert [code(r) for r in worker.open("e")] == ["capacity_exceeded"]
+    worker.bench.after(5_000.0)
+    assert wanted(worker.open("f")) == ["a"]
 
 
 def test_an_open_that_waits_and_is_closed_was_never_there() -> None:
@@ -279,6 +350,20 @@ def test_an_open_that_waits_and_is_closed_was_never_there() -> None:
     assert [code(r) for r in worker.bench.take()] == ["capacity_exceeded", None]
     assert opened(worker.bench.actions) == ["a", "b", "c"]
     assert worker.bench.control.sessions == 3
+
+
+def test_a_session_that_is_closed_while_it_waits_to_come_back_leaves_nothing_in_the_store() -> None:
+    worker = Worker().three()
+    worker.open("d", restore=True)
+    assert worker.bench.command(Close(fence("d"), "close", "client")) == [ForgetParked("d")]
+
+
+def test_what_waits_to_come_back_when_its_worker_stops_stays_parked() -> None:
+    worker = Worker().three()
+    worker.open("d", restore=True)
+    worker.bench.tell(ShuttingDown())
+    assert ForgetParked("d") not in worker.bench.actions
+    assert [code(r) for r in worker.bench.take() if isinstance(r, Answer)] == ["capacity_exceeded"]
 
 
 @pytest.mark.parametrize("how", ["gateway", "shutdown"])

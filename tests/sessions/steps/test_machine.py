@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
-from protocol.messages import RESET, Acknowledge, Open, RaiseFloor, Run, Signal, Stop, TurnStatus
+from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest, SessionBusy
+from protocol.messages import (
+    RESET,
+    Acknowledge,
+    Answer,
+    Open,
+    Park,
+    RaiseFloor,
+    Run,
+    Signal,
+    Stop,
+    TurnStatus,
+)
 from protocol.payloads import Payload, PayloadType
 from sessions import passed_on
+from sessions.bindings import BindingState
 from sessions.client import Refused
 from sessions.lifecycle import CloseReason
 from sessions.steps import answers, flight
@@ -669,3 +681,24 @@ def test_the_state_has_a_canonical_value() -> None:
     assert one.machine.freeze() == other.machine.freeze()
     one.end(1)
     assert one.machine.freeze() != other.machine.freeze()
+
+
+@pytest.mark.parametrize("when", ["parked", "parking", "kept"])
+def test_a_reset_of_a_parked_state_has_it_brought_back(when: str) -> None:
+    harness = StepHarness()
+    binding = harness.bindings["world"]
+    binding.park(100)
+    park = harness.sent(Park)[-1].command
+    if when == "parked":
+        binding.answered(Answer("s", park))
+    harness.say(Reset())
+    if when == "kept":
+        binding.answered(Answer("s", park, SessionBusy("not now").info()))
+        harness.machine.stage_ready("world", harness.now_ms)
+    else:
+        if when == "parking":
+            binding.answered(Answer("s", park))
+            binding.wake_if_wanted()
+        assert binding.state is BindingState.BINDING
+        harness.come_back()
+    assert [signal.name for signal in harness.sent(Signal)] == [RESET]

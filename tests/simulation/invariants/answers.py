@@ -9,6 +9,7 @@ from protocol.messages import (
     Command,
     Configure,
     Open,
+    Park,
     ReceivedThrough,
     Report,
     Run,
@@ -32,12 +33,13 @@ from workers.control_events import (
     Event,
     FreeSession,
     OpenSession,
+    ParkSession,
     SendReport,
     SignalSession,
     StartTurn,
 )
 
-OPERATIONS = (OpenSession, ConfigureSession, SignalSession, StartTurn)
+OPERATIONS = (OpenSession, ConfigureSession, SignalSession, StartTurn, ParkSession)
 Asked = tuple[str, str, str]
 """The worker's incarnation as its link names it, the session, the command or turn."""
 
@@ -132,7 +134,7 @@ class I7Answers(Invariant):
         assert worker is not None
         session = command.fence.session
         match command:
-            case Open() | Configure() | Signal():
+            case Open() | Configure() | Signal() | Park():
                 self._asked[worker, session, command.command] = command
             case Run():
                 self._asked[worker, session, f"turn {command.turn}"] = command

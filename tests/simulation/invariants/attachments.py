@@ -6,7 +6,16 @@ from collections import defaultdict
 from typing import Any
 
 from protocol.errors import ErrorInfo
-from sessions.client import Answered, Attached, LetGo, Refused, Restored, Restoring, Role
+from sessions.client import (
+    Answered,
+    Attached,
+    LetGo,
+    Parking,
+    Refused,
+    Restored,
+    Restoring,
+    Role,
+)
 from sessions.lifecycle import CloseReason, State
 from tests.simulation.client import Client
 from tests.simulation.line import Attachment
@@ -67,7 +76,7 @@ class I7Attachments(Invariant):
                 self.count("outputs while nobody was there")
                 self._unseen[session].add(sequence)
         match output:
-            case Restoring(stage):
+            case Restoring(stage) | Parking(stage):
                 self._restoring[session].add(stage)
             case Restored(stage):
                 self.count("stages restored")

@@ -48,7 +48,7 @@ class I1Fence(Invariant):
         here = fence.session in worker.engine.sessions
         if not here and known is not None and self._may_be_forgotten(worker, fence.session):
             known = None
-        if here or opens:
+        if here or opens or any(map(_finds_no_room, actions)):
             self._latest[worker.incarnation][fence.session] = None
             self._latest[worker.incarnation].move_to_end(fence.session)
         refusal = _refusal(event.gateway, (fence.epoch, fence.owner), known)
@@ -80,10 +80,14 @@ class I1Fence(Invariant):
             )
 
     def _may_be_forgotten(self, worker: WorkerProcess, session: str) -> bool:
-        """Whether the session is gone, and so many were there since that none need know of it."""
+        """Whether the session is gone, and so many were there since that none need know of it.
+
+        Those that are there are never forgotten, however long ago their last command came.
+        """
         latest = self._latest[worker.incarnation]
         since = list(latest).index(session) if session in latest else 0
-        return len(latest) - since > worker.profile.control.remembered_fences
+        limits = worker.profile.control
+        return len(latest) - since > limits.remembered_fences - limits.sessions
 
 
 def _refusal(gateway: str, fence: tuple[int, str], known: tuple[int, str] | None) -> str | None:
@@ -104,6 +108,12 @@ def _error(action: Action) -> ErrorInfo | None:
         if isinstance(report, Answer | TurnEnded):
             return report.error
     return None
+
+
+def _finds_no_room(action: Action) -> bool:
+    """Whether a session was there for as long as it took to see that."""
+    error = _error(action)
+    return error is not None and error.code == "capacity_exceeded" and "needed" in error.message
 
 
 def _is_fenced(action: Action) -> bool:

@@ -19,16 +19,25 @@ from tests.simulation.watch import Invariant
 EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_failed": frozenset({"engine", "stolen", "stopped"}),
     "turn_timeout": frozenset({"engine"}),
-    "engine_lost": frozenset({"lost", "stolen", "stopped"}),
-    "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine"}),
+    "engine_lost": frozenset({"lost", "stolen", "stopped", "parked"}),
+    "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine", "snapshot"}),
     "fenced": frozenset({"stolen", "directory"}),
-    "capacity_exceeded": frozenset({"full", "tight", "lost"}),
+    "capacity_exceeded": frozenset({"full", "tight", "lost", "no room"}),
     "invalid_value": frozenset({"open refused", "configure refused"}),
 }
 """What must have been done to a session before one of its responses fails with a code."""
 
 ENDED_BY = frozenset(
-    {"open refused", "configure refused", "lost", "stolen", "stopped", "full", "tight"}
+    {
+        "open refused",
+        "configure refused",
+        "lost",
+        "stolen",
+        "stopped",
+        "full",
+        "tight",
+        "no room",
+    }
 )
 """What must have been done to a session that ends because it has no worker."""
 

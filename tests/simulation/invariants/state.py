@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.connectors import InlineDescriptor
 from protocol.messages import Command, Run
 from protocol.payloads import read_conversation
-from sessions.client import Restored, Restoring
+from sessions.client import Parking, Restored, Restoring
 from sessions.duplex import events as said
 from sessions.lanes import DEFAULT_LANE
 from tests.simulation.client import Client
@@ -42,7 +42,7 @@ class I5State(Invariant):
         self._bound: set[tuple[str, str]] = set()
         self._restoring: defaultdict[str, set[str]] = defaultdict(set)
         self._meanwhile: defaultdict[str, list[_Told]] = defaultdict(list)
-        """What a client knew at any time since a stage of its session was lost."""
+        """What a client knew at any time since a stage of its session was lost, or parked."""
 
     def opened(self, client: Client) -> None:
         """Its view is what a conversation is held against."""
@@ -127,7 +127,7 @@ class I5State(Invariant):
     def told(self, client: Client, sequence: int, output: said.ClientOutput) -> None:
         """An item that is retrieved is the item that was told."""
         restoring = self._restoring[client.session]
-        if isinstance(output, Restoring):
+        if isinstance(output, Restoring | Parking):
             restoring.add(output.stage)
         if restoring:
             self._meanwhile[client.session].append(_told(client))

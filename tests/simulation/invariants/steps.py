@@ -17,7 +17,7 @@ from tests.simulation.told import value_of
 from tests.simulation.watch import Invariant
 from tests.simulation.world import World
 
-LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full"})
+LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full", "snapshot"})
 """What must have been done to a session before its state is lost."""
 
 REFUSED = frozenset({"step_committed", "step_out_of_order", "reset_in_progress"})
