@@ -217,6 +217,7 @@ class Stages:
         parking = binding.state is BindingState.PARKING
         if parking and self._lifecycle.live and _state_is_lost(answer):
             # The worker does not have the session any more, and nobody has said so before.
+            binding.forget_parked()
             self._lost(binding, now_ms)
             return
         error = binding.answered(answer)
