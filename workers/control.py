@@ -94,6 +94,8 @@ class Control:
         self._crowded: set[str] = set()
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self._past_opens: OrderedDict[tuple[Fence, str], Answer] = OrderedDict()
+        """What was answered to the opens of sessions that are here no more."""
         self._timed = Deadlines()
         self._unsaid: set[str] = set()
         self._reopens = Reopens(self._limits, self._refuse)
@@ -204,6 +206,7 @@ class Control:
             tuple(sorted(self._crowded)),
             tuple(sorted(self._gone_ms.items())),
             tuple(self._fences.items()),
+            tuple(self._past_opens.items()),
             self._reopens.freeze(),
             self._rooms.freeze(),
             (self._totals.turns, self._totals.waiting),
@@ -259,6 +262,9 @@ class Control:
         fence = command.fence
         if not self._admits(gateway, fence):
             self._refuse(gateway, command, Fenced("another gateway owns this session"))
+            return
+        if isinstance(command, Open) and (past := self._past_opens.get((fence, command.command))):
+            self._report(gateway, past)
             return
         session = self._sessions.get(fence.session)
         if session is None:
@@ -414,13 +420,18 @@ class Control:
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
+            if session.opened is not None:
+                command, answer = session.opened
+                self._past_opens[command.fence, command.command] = answer
+                if len(self._past_opens) > self._limits.remembered_fences:
+                    self._past_opens.popitem(last=False)
             self._ledger.release(name)
             self._timed.set(name, None)
             self._unsaid.discard(name)
             self._rooms.forget(name)
             if (reopen := self._reopens.pop(name)) is not None:
-                for command in (reopen.command, *reopen.following):
-                    self._command(reopen.gateway, command, now_ms)
+                for waiting in (reopen.command, *reopen.following):
+                    self._command(reopen.gateway, waiting, now_ms)
             return
         if session.shortage is not None:
             self._rooms.wait(session, now_ms)

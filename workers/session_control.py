@@ -94,6 +94,8 @@ class SessionControl:
     progress_ms: float = 0.0
     """When the engine last got something done for it."""
     _parks: bool = False
+    opened: tuple[Open, Answer] | None = None
+    """How the open was answered."""
     _opening: Open | None = None
     parking: bool = False
     """Whether the state is on its way into the store."""
@@ -302,7 +304,10 @@ class SessionControl:
         if opening and event.error is None:
             self._parks = result.get("parks", False)
             self.turns.steps.restore(result.get("committed_step", 0))
-        self._answer(Answer(self.session, command, event.error, result))
+        answer = Answer(self.session, command, event.error, result)
+        if opening and self._opening is not None:
+            self.opened = (self._opening, answer)
+        self._answer(answer)
         if self.state is SessionState.CLOSING:
             self._finish_closing()
         elif parking and event.error is None:

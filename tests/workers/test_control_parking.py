@@ -408,3 +408,23 @@ def test_an_error_of_the_store_is_no_error_of_the_session() -> None:
     worker.park("a")
     assert worker.reserved == 30
     worker.work("a")
+
+
+def test_an_open_that_comes_again_after_its_session_has_gone_is_answered_as_it_was() -> None:
+    worker = Worker()
+    worker.open("a")
+    worker.park("a")
+    worker.bench.command(Open(fence("a"), "back", restore=True))
+    (first,) = worker.bench.take()
+    before = len(worker.bench.actions)
+    # It was answered long ago, and must not end what has been opened since.
+    worker.bench.command(Open(fence("a"), "open-a"))
+    (again,) = worker.bench.take()
+    assert isinstance(again, Answer)
+    assert (again.command, again.error) == ("open-a", None)
+    assert worker.bench.actions[before:] == []
+    worker.bench.command(Close(fence("a"), "close", "client"))
+    worker.bench.take()
+    worker.bench.command(Open(fence("a"), "back", restore=True))
+    assert worker.bench.take() == [first]
+    assert worker.bench.control.sessions == 0
