@@ -43,6 +43,9 @@ from sessions.backlog import Backlog
 HELD = 64
 """Pieces of stream input and signals that wait for a parked state; more are not taken."""
 
+ROOM_WANTED_MS = 5_000.0
+"""How long a worker's wish for room is remembered by a stage that has work."""
+
 WAITING_COMMANDS = 64
 """Turn commands that a stage holds while workers are missing; one more is refused."""
 
@@ -85,6 +88,8 @@ class Binding:
         """Whether its state can be parked."""
         self.restoring = False
         """Whether its state is parked, so that a worker has to bring it back."""
+        self.room_wanted_until_ms = 0.0
+        """Until when the state is to be put away as soon as there is nothing to do."""
         self._priority = priority
         self._held: deque[_Held] = deque()
         self._reconfigure = False
@@ -125,11 +130,16 @@ class Binding:
     def park(self, expires_at_s: int) -> None:
         """Have the worker put the state away until `expires_at_s` (Unix time)."""
         self.state = BindingState.PARKING
+        self.room_wanted_until_ms = 0.0
         self._wanted = False
         self.restoring = True
         self._reconfigure = False
         self._awaited = self._command_id()
         self._send(Park(self._fence(), self._awaited, expires_at_s))
+
+    def want_room(self, now_ms: float) -> None:
+        """The worker wants room for others, for a while from now on."""
+        self.room_wanted_until_ms = now_ms + ROOM_WANTED_MS
 
     def feeds(self, stage: str) -> bool:
         """Whether a turn is under way whose output the worker of `stage` reads."""
@@ -238,7 +248,7 @@ class Binding:
             self.lost()
             return answer.error
         self.restoring = False
-        self.parks = answer.result.get("parks", False)
+        self.parks = self._priority is not None and answer.result.get("parks", False)
         self.state = BindingState.READY
         self._note_reserved(answer)
         self.send_waiting()

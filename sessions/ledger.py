@@ -17,11 +17,15 @@ from protocol.errors import CapacityExceeded
 
 
 class OutOfBytes(CapacityExceeded):
-    """The budget has no room; `shortage` is what others would have to free, by device."""
+    """The budget has no room; `shortage` is what others would have to free, by device.
 
-    def __init__(self, message: str, shortage: Mapping[str, int]) -> None:
+    With a `tenant` only its own sessions can: it has all that it may have.
+    """
+
+    def __init__(self, message: str, shortage: Mapping[str, int], tenant: str | None) -> None:
         super().__init__(message)
         self.shortage = shortage
+        self.tenant = tenant
 
 
 @dataclass(frozen=True)
@@ -123,14 +127,27 @@ class Ledger:
         earlier = None if before is None else before.declared
         measured = {} if before is None else before.measured
         account = _Account(tenant, dict(declared), earlier, measured)
-        shortage, reasons = {}, []
+        shortage: dict[str, int] = {}
+        reasons: list[str] = []
+        own_only = False
         for device in sorted(account.devices):
             more = account.charge(device) - (0 if before is None else before.charge(device))
-            if (lacking := self._lacking(device, tenant, more)) > 0:
+            if (room := self._room(device)) is None or more <= 0:
+                continue
+            most, free = room
+            share = self._share(device)
+            if more > (most if share is None else share):
+                raise CapacityExceeded(_reason(device, more, room, share))
+            lacking = more - free
+            if share is not None:
+                beyond = self._tenants.get((tenant, device), 0) + more - share
+                own_only = own_only or beyond > 0
+                lacking = max(lacking, beyond)
+            if lacking > 0:
                 shortage[device] = lacking
-                reasons.append(_reason(device, more, self._room(device)))
+                reasons.append(_reason(device, more, room, share))
         if shortage:
-            raise OutOfBytes("; ".join(reasons), shortage)
+            raise OutOfBytes("; ".join(reasons), shortage, tenant if own_only else None)
         self._replace(session, account)
 
     def settle(self, session: str, *, taken: bool) -> None:
@@ -219,26 +236,12 @@ class Ledger:
         unkept = budget.total_bytes - held.engine - held.arena - held.kept
         return most, min(most, unkept) - held.sessions
 
-    def _lacking(self, device: str, tenant: str, more: int) -> int:
-        """How many bytes others would have to free first; 0 or less: none.
-
-        Raises CapacityExceeded when that would not help.
-        """
-        room = self._room(device)
-        if room is None or more <= 0:
-            return 0
-        most, free = room
-        if more > most:
-            raise CapacityExceeded(_reason(device, more, room))
-        budget = self._budgets.get(device)
-        if budget is not None and budget.tenant_share < 1:
-            share = int(most * budget.tenant_share)
-            if self._tenants.get((tenant, device), 0) + more > share:
-                raise CapacityExceeded(
-                    f"{binary_size(more)} of {device} are needed, and the sessions of one "
-                    f"tenant may have {binary_size(share)} together"
-                )
-        return more - free
+    def _share(self, device: str) -> int | None:
+        """What the sessions of one tenant may have of a device together; None: all there is."""
+        budget, room = self._budgets.get(device), self._room(device)
+        if budget is None or room is None or budget.tenant_share == 1:
+            return None
+        return int(room[0] * budget.tenant_share)
 
     def _replace(self, session: str, account: _Account | None) -> None:
         before = self._accounts.pop(session, None)
@@ -257,9 +260,12 @@ class Ledger:
             self._accounts[session] = account
 
 
-def _reason(device: str, more: int, room: tuple[int, int] | None) -> str:
-    most, free = room or (0, 0)
-    return (
+def _reason(device: str, more: int, room: tuple[int, int], share: int | None) -> str:
+    most, free = room
+    reason = (
         f"{binary_size(more)} of {device} are needed, and {binary_size(max(free, 0))} of "
         f"{binary_size(most)} for sessions are free"
     )
+    if share is not None:
+        reason += f", of which those of one tenant may have {binary_size(share)} together"
+    return reason

@@ -124,6 +124,9 @@ class Stages:
             case Reported():
                 if binding.reported(event.report):
                     self._reported(binding, event, now_ms)
+                if now_ms < binding.room_wanted_until_ms:
+                    # As soon as it has nothing to do: who has always more would never yield.
+                    self._park(binding, "room_wanted")
             case StageProduced():
                 if self._lifecycle.live and binding.ready:
                     self._machine.produced(event, now_ms)
@@ -193,7 +196,7 @@ class Stages:
         elif isinstance(report, Answer):
             self._command_answered(binding, report, now_ms)
         elif isinstance(report, RoomWanted):
-            self._park(binding, "room_wanted")
+            binding.want_room(now_ms)
         elif self._lifecycle.live and binding.ready:
             self._machine.report(binding.stage, report, now_ms)
 

@@ -8,7 +8,7 @@ begun with it in time is passed over: its owner may have reasons that nobody kno
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from sessions.ledger import Ledger
 from workers.control_events import ControlLimits
@@ -79,8 +79,7 @@ class Rooms:
         while self._waiting:
             name, (session, until_ms) = next(iter(self._waiting.items()))
             if not session.open_if_room(now_ms):
-                assert session.shortage is not None
-                if now_ms < until_ms and self._have_room_made(session.shortage, sessions, now_ms):
+                if now_ms < until_ms and self._have_room_made(session, sessions, now_ms):
                     break
                 session.refuse_room(now_ms)
             self._waiting.pop(name, None)
@@ -94,13 +93,15 @@ class Rooms:
         return (waiting, asked, tuple(sorted(self._passed_over)))
 
     def _have_room_made(
-        self, shortage: Mapping[str, int], sessions: Iterable[SessionControl], now_ms: float
+        self, opening: SessionControl, sessions: Iterable[SessionControl], now_ms: float
     ) -> bool:
         """Ask as many as it takes, the least recently used first.
 
         Some may have to be opened, or to finish a turn, before they can be asked. False when
         all together, once they have nothing to do, would not be enough.
         """
+        if opening.room_of is not None:
+            sessions = [session for session in sessions if session.tenant == opening.room_of]
         leaving = [session for session in sessions if session.leaving]
         able = [
             session
@@ -110,7 +111,7 @@ class Rooms:
             # What the store has just had no room for is not tried over and over.
             and not session.kept_lately(now_ms)
         ]
-        lacking = Counter(shortage)
+        lacking = Counter(opening.shortage)
         for session in leaving:
             lacking.subtract(self._ledger.of(session.session))
         most: Counter[str] = Counter()

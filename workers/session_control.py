@@ -221,6 +221,16 @@ class SessionControl:
         return None if self._no_room is None else self._no_room.shortage
 
     @property
+    def room_of(self) -> str | None:
+        """The tenant whose sessions alone can make the room; None: anybody's can."""
+        return None if self._no_room is None else self._no_room.tenant
+
+    @property
+    def tenant(self) -> str:
+        """Whom its bytes count for."""
+        return "" if self._opening is None else self._opening.tenant
+
+    @property
     def leaving(self) -> bool:
         """Whether it makes room already: it is being parked or closed."""
         return self.parking or self.state is SessionState.CLOSING

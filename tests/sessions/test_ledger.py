@@ -146,12 +146,19 @@ def test_output_that_is_kept_leaves_less_for_sessions() -> None:
     it.reserve("a", "t", {HOST: 50})
 
 
-def test_the_sessions_of_one_tenant_have_a_share() -> None:
+def test_the_sessions_of_one_tenant_have_a_share_and_make_room_for_each_other() -> None:
     it = ledger(100, tenant_share=0.5)
     it.reserve("a", "one", {HOST: 30})
-    with pytest.raises(CapacityExceeded, match="one tenant may have 50 B together"):
+    with pytest.raises(OutOfBytes, match="one tenant may have 50 B together") as refused:
         it.reserve("b", "one", {HOST: 21})
+    assert (refused.value.shortage, refused.value.tenant) == ({HOST: 1}, "one")
+    with pytest.raises(CapacityExceeded, match="one tenant may have 50 B together") as never:
+        it.reserve("b", "two", {HOST: 51})
+    assert not isinstance(never.value, OutOfBytes)
     it.reserve("b", "two", {HOST: 50})
+    with pytest.raises(OutOfBytes) as refused:
+        it.reserve("c", "three", {HOST: 40})
+    assert (refused.value.shortage, refused.value.tenant) == ({HOST: 20}, None)
     it.release("a")
     it.reserve("c", "one", {HOST: 50})
 

@@ -51,10 +51,10 @@ def fence(session: str, owner: str = "g1") -> Fence:
 class Worker:
     """A control side with bytes for three sessions; what is parked is done when it is told."""
 
-    def __init__(self, total: int = 30, **limits: Any) -> None:
+    def __init__(self, total: int = 30, tenant_share: float = 1.0, **limits: Any) -> None:
         self.bench = Bench(
             ControlLimits(**limits),
-            ledger=Ledger({HOST: Budget(total)}),
+            ledger=Ledger({HOST: Budget(total, tenant_share=tenant_share)}),
             declare=lambda settings: {HOST: settings.get("bytes", 10)},
             parks=True,
         )
@@ -428,3 +428,13 @@ def test_an_open_that_comes_again_after_its_session_has_gone_is_answered_as_it_w
     worker.bench.command(Open(fence("a"), "back", restore=True))
     assert worker.bench.take() == [first]
     assert worker.bench.control.sessions == 0
+
+
+def test_a_tenant_that_has_its_share_makes_room_for_itself() -> None:
+    worker = Worker(40, tenant_share=0.5)
+    worker.open("x", tenant="other")
+    worker.open("a", tenant="one")
+    worker.open("b", tenant="one")
+    assert wanted(worker.open("c", tenant="one")) == ["a"]
+    worker.park("a")
+    assert opened(worker.bench.actions)[-1] == "c"
