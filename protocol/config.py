@@ -49,7 +49,14 @@ def _host(value: str) -> str:
     return value.lower()
 
 
+def _device(value: str) -> str:
+    if not re.fullmatch(r"cpu|[a-z]+:\d+", value):
+        raise ValueError("must be cpu, or a kind of device and its number, such as cuda:0")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
+Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
 
 
@@ -89,7 +96,7 @@ class StageConfig(BaseModel):
 
     engine: Name
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    budget: dict[Name, Annotated[pydantic.ByteSize, Field(ge=1)]] = {}
+    budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
     head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
     tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 

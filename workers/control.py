@@ -94,6 +94,9 @@ class Control:
         self._crowded: set[str] = set()
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        # Whose sessions are in the store, and how long ago who had them has gone.
+        self._parked: OrderedDict[str, str] = OrderedDict()
+        self._parked_alone_ms: dict[str, float] = {}
         self._past_opens: OrderedDict[tuple[Fence, str], Answer] = OrderedDict()
         """What was answered to the opens of sessions that are here no more."""
         self._timed = Deadlines()
@@ -149,6 +152,8 @@ class Control:
     def deadline_ms(self) -> float | None:
         """When the next `Tick` is due."""
         times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
+        alone = self._limits.parked_alone_ms
+        times += [gone + alone for gone in self._parked_alone_ms.values()]
         for first in (self._timed.next_ms(), self._rooms.deadline_ms):
             if first is not None:
                 times.append(first)
@@ -162,6 +167,7 @@ class Control:
             case GatewayUp():
                 self._gateways.add(event.gateway)
                 self._gone_ms.pop(event.gateway, None)
+                self._parked_alone_ms.pop(event.gateway, None)
                 self._free_sessions_of(event.gateway, now_ms)
             case GatewayDown():
                 self._gateway_down(event.gateway, now_ms)
@@ -207,6 +213,7 @@ class Control:
             tuple(sorted(self._gone_ms.items())),
             tuple(self._fences.items()),
             tuple(self._past_opens.items()),
+            (tuple(self._parked.items()), tuple(sorted(self._parked_alone_ms.items()))),
             self._reopens.freeze(),
             self._rooms.freeze(),
             (self._totals.turns, self._totals.waiting),
@@ -316,6 +323,7 @@ class Control:
                 self._open(command, now_ms)
             case Close():
                 self._remember_fence(command.fence)
+                self._parked.pop(command.fence.session, None)
                 self._actions.append(ForgetParked(command.fence.session))
                 self._report(gateway, Answer(command.fence.session, command.command))
             case _:
@@ -324,6 +332,7 @@ class Control:
     def _open(self, command: Open, now_ms: float) -> None:
         fence = command.fence
         self._remember_fence(fence)
+        self._parked.pop(fence.session, None)
         session = SessionControl(
             fence.session,
             fence.epoch,
@@ -380,6 +389,8 @@ class Control:
         self._gateways.discard(gateway)
         self._link_crowded(gateway, False)
         self._reopens.gateway_gone(gateway)
+        if gateway in self._parked.values():
+            self._parked_alone_ms[gateway] = now_ms
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
             self._gone_ms[gateway] = now_ms
@@ -414,12 +425,22 @@ class Control:
             if now_ms >= gone_ms + self._limits.owner_gone_ms:
                 del self._gone_ms[gateway]
                 self._free_sessions_of(gateway, now_ms)
+        for gateway, gone_ms in list(self._parked_alone_ms.items()):
+            if now_ms >= gone_ms + self._limits.parked_alone_ms:
+                del self._parked_alone_ms[gateway]
+                for name in [name for name, owner in self._parked.items() if owner == gateway]:
+                    del self._parked[name]
+                    self._actions.append(ForgetParked(name))
 
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
+            if session.parked:
+                self._parked[name] = session.owner
+                if len(self._parked) > self._limits.remembered_fences:
+                    self._parked.popitem(last=False)
             if session.opened is not None:
                 command, answer = session.opened
                 self._past_opens[command.fence, command.command] = answer

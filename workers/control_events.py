@@ -26,7 +26,8 @@ class ControlLimits:
     `room_answer_ms`: how long one of them may take to begin with it before another is asked.
     `cancel_ms`: how long an engine may take to stop a turn. Output of more than
     `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
-    `owner_gone_ms`: how long sessions outlive the link to their gateway.
+    `owner_gone_ms`: how long sessions outlive the link to their gateway, and
+    `parked_alone_ms` what is parked of them.
     """
 
     sessions: int = 256
@@ -44,6 +45,7 @@ class ControlLimits:
     room_ms: float = 5_000.0
     room_answer_ms: float = 1_000.0
     owner_gone_ms: float = 30_000.0
+    parked_alone_ms: float = 30_000.0
     remembered_answers: int = 256
     remembered_turns: int = 256
     remembered_fences: int = 4096

@@ -99,6 +99,8 @@ class SessionControl:
     _opening: Open | None = None
     parking: bool = False
     """Whether the state is on its way into the store."""
+    parked: bool = False
+    """Whether the state has gone into the store."""
     _kept_ms: float | None = None
     """When the state could last not be put away."""
     _stored: bool = False
@@ -322,6 +324,7 @@ class SessionControl:
             self._finish_closing()
         elif parking and event.error is None:
             self._discard_waiting("the session was parked", now_ms)
+            self.parked = True
             self._free()
         elif opening and event.error is not None:
             self.state = SessionState.CLOSED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -44,6 +45,9 @@ _log = structlog.get_logger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 """Files in it lie in memory."""
+
+_IN_USE = "in-use"
+"""A file in the disk directory that is locked for as long as the deployment runs."""
 
 _MOST_FOR_PARKING_BYTES = 1 << 30
 """What parked state may take of the host's memory where nobody says."""
@@ -188,13 +192,33 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
             directory = held.enter_context(private_directory(_SHARED_MEMORY))
             places.append(SnapshotPlace(str(directory), memory))
         if parking.disk is not None:
-            try:
-                parking.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                field = "parking.disk"
-                raise ConfigError(f"{field}: {error}", field=field) from None
-            places.append(SnapshotPlace(str(parking.disk.absolute()), int(parking.disk_bytes)))
+            directory = parking.disk.expanduser().absolute()
+            held.enter_context(_held_disk(directory))
+            places.append(SnapshotPlace(str(directory), int(parking.disk_bytes)))
         yield places
+
+
+@contextmanager
+def _held_disk(directory: Path) -> Iterator[None]:
+    """The directory is this deployment's alone: another would remove what it finds there.
+
+    Raises ConfigError for one that is in use, or cannot be used.
+    """
+    field = "parking.disk"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_mode & 0o077:
+            raise ConfigError(f"{field}: others than its owner can use {directory}", field=field)
+        lock = (directory / _IN_USE).open("w")
+    except OSError as error:
+        raise ConfigError(f"{field}: {error}", field=field) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = f"another deployment parks its sessions in {directory}"
+            raise ConfigError(f"{field}: {reason}", field=field) from None
+        yield
 
 
 def _parking_bytes(parking: ParkingConfig) -> int:
@@ -211,6 +235,11 @@ def _share_of_memory(config: Config) -> int:
     """
     memory = host_memory_bytes()
     rest = memory - _parking_bytes(config.parking)
+    if rest < 0:
+        field = "parking.memory"
+        raise ConfigError(
+            f"{field}: more than this machine has ({binary_size(memory)})", field=field
+        )
     sharing = 0
     for stage, section in config.stages.items():
         if (budget := section.budget.get(HOST)) is None:

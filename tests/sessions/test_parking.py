@@ -87,6 +87,32 @@ def test_the_owner_gives_room_when_a_worker_wants_it() -> None:
     assert harness.outputs == [Parking(THINK, "room_wanted"), Parked(THINK)]
 
 
+def test_a_stage_with_work_gives_room_as_soon_as_it_has_none() -> None:
+    harness = parking()
+    turn = harness.reply_turn()
+    harness.feed(Reported(THINK, RoomWanted("sess_1")))
+    assert not harness.sent(Park, THINK)
+    harness.text(THINK, turn, "Well then. ")
+    harness.done(THINK, turn)
+    assert len(harness.sent(Park, THINK)) == 1
+
+
+def test_a_wish_for_room_is_not_remembered_for_ever() -> None:
+    harness = parking()
+    turn = harness.reply_turn()
+    harness.feed(Reported(THINK, RoomWanted("sess_1")))
+    harness.later(5_000)
+    harness.text(THINK, turn, "Well then. ")
+    harness.done(THINK, turn)
+    assert not harness.sent(Park, THINK)
+
+
+def test_what_is_never_to_be_parked_is_not_by_the_operator_either() -> None:
+    harness = Harness(replace(voice_pipeline(), priority=None), parks=(THINK,))
+    harness.feed(ParkRequested())
+    assert not harness.sent(Park, THINK)
+
+
 def test_a_stage_with_work_gives_no_room() -> None:
     harness = parking()
     harness.reply_turn()

@@ -438,3 +438,26 @@ def test_a_tenant_that_has_its_share_makes_room_for_itself() -> None:
     assert wanted(worker.open("c", tenant="one")) == ["a"]
     worker.park("a")
     assert opened(worker.bench.actions)[-1] == "c"
+
+
+def test_what_is_parked_of_a_gateway_that_does_not_come_back_is_forgotten() -> None:
+    worker = Worker(parked_alone_ms=30_000.0).three()
+    for session in "ab":
+        worker.park(session)
+    worker.bench.command(Open(fence("b"), "back", restore=True))
+    worker.bench.tell(GatewayDown("g1"))
+    assert ForgetParked("a") not in worker.bench.after(29_999)
+    assert ForgetParked("a") in worker.bench.after(1)
+    assert ForgetParked("b") not in worker.bench.actions
+
+
+def test_what_is_parked_outlives_a_link() -> None:
+    worker = Worker(parked_alone_ms=30_000.0).three()
+    worker.park("a")
+    worker.bench.tell(GatewayDown("g1"))
+    worker.bench.after(10_000)
+    worker.bench.tell(GatewayUp("g1"))
+    worker.bench.after(60_000)
+    assert ForgetParked("a") not in worker.bench.actions
+    worker.bench.command(Open(fence("a"), "back", restore=True))
+    assert opened(worker.bench.actions)[-1] == "a"

@@ -369,3 +369,45 @@ def test_the_runtime_directory_is_removed_at_the_end(
 def test_a_sweep_leaves_what_is_no_supervisors(directory: Path) -> None:
     (directory / "antiphon-something").mkdir()
     assert sweep(directory) == []
+
+
+def test_more_for_parked_state_than_there_is_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "parking": {"memory": "1GiB"}}))
+    with pytest.raises(ConfigError) as refused:
+        worker_specs(load_config(path), directory)
+    assert refused.value.field == "parking.memory"
+
+
+async def test_a_disk_that_another_deployment_parks_on_is_refused(directory: Path) -> None:
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    parking = {"memory": 0, "disk": str(directory / "parked")}
+    path.write_text(yaml.safe_dump({**config, "parking": parking}))
+    first = await Deployment.start(path, directory, "--port", "0")
+    try:
+        await first.ready()
+        second = await Deployment.start(path, directory, "--port", "0")
+        status, log = await second.ended()
+        assert status == ExitStatus.CONFIG
+        assert "parking.disk: another deployment parks its sessions in" in log
+    finally:
+        first.process.terminate()
+        await first.process.wait()
+
+
+async def test_a_disk_that_others_can_read_is_refused(directory: Path) -> None:
+    path = write_config(directory)
+    (directory / "parked").mkdir()
+    (directory / "parked").chmod(0o755)
+    config = yaml.safe_load(path.read_text())
+    parking = {"memory": 0, "disk": str(directory / "parked")}
+    path.write_text(yaml.safe_dump({**config, "parking": parking}))
+    started = await Deployment.start(path, directory, "--port", "0")
+    status, log = await started.ended()
+    assert status == ExitStatus.CONFIG
+    assert "parking.disk: others than its owner can use" in log
