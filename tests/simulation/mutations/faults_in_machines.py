@@ -347,8 +347,8 @@ MUTATIONS = (
     Mutation(
         "what is reserved already is not counted",
         "sessions/ledger.py",
-        "        return more - free\n",
-        "        return more - most\n",
+        "            lacking = more - free\n",
+        "            lacking = more - most\n",
     ),
     Mutation(
         "a session whose turn runs is parked",
