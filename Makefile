@@ -6,10 +6,10 @@ EVENTS ?= 3000000
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test simulate lint format clean
+.PHONY: help setup setup-test run test simulate simulate-coverage lint format clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 	@echo
 	@echo "CONFIG=FILE chooses the config of 'make run' (now $(CONFIG)),"
 	@echo "ANTIPHON_PORT=N its port (default: the config's)."
@@ -32,6 +32,10 @@ test: ## lint and all tests: fast, with models, with a browser
 simulate: ## the simulation, EVENTS events of it
 	@scripts/setup test
 	@exec $(VENV)/python -m tests.simulation --events $(EVENTS)
+
+simulate-coverage: ## what of the machines the simulation reaches, held against its bars
+	@scripts/setup test
+	@exec $(VENV)/python -m tests.simulation.coverage
 
 lint: ## ruff and mypy
 	@scripts/setup test

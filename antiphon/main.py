@@ -14,7 +14,8 @@ from protocol.exit_status import ExitStatus
 COMMANDS = {
     "serve": "run a gateway and the workers that a config names",
     "talk": "speak to a running gateway and hear the answer",
-    "sessions": "list, show and close the sessions of a running gateway",
+    "sessions": "list, show, park and close the sessions of a running gateway",
+    "ledger": "show the bytes that the workers of a running gateway have reserved",
     "models": "list, fetch and verify model files",
     "check": "check a config and point at what is wrong",
 }
@@ -27,9 +28,9 @@ start with:
   antiphon talk --url http://127.0.0.1:8080 --in question.wav --out answer.wav
 
 environment:
-  ANTIPHON_PORT        port that serve listens on, and talk and sessions ask
+  ANTIPHON_PORT        port that serve listens on, and talk, sessions and ledger ask
   ANTIPHON_KEY         key that talk sends
-  ANTIPHON_ADMIN_KEY   key that sessions sends
+  ANTIPHON_ADMIN_KEY   key that sessions and ledger send
   ANTIPHON_CACHE       folder of joined model files (default: ~/.cache/antiphon/models)
   ANTIPHON_LOG_FORMAT  text or json (default: text on a terminal)
   ANTIPHON_LOG_LEVEL   debug, info, warning or error (default: info)

@@ -25,6 +25,8 @@ class AdminApi:
             Route("/v1/admin/sessions", self.list_sessions, methods=["GET"]),
             Route("/v1/admin/sessions/{session}", self.get_session, methods=["GET"]),
             Route("/v1/admin/sessions/{session}", self.close_session, methods=["DELETE"]),
+            Route("/v1/admin/sessions/{session}/park", self.park_session, methods=["POST"]),
+            Route("/v1/admin/sessions/{session}/restore", self.restore_session, methods=["POST"]),
             Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
         ]
 
@@ -44,6 +46,20 @@ class AdminApi:
         session = request.path_params["session"]
         self._host.close_session(session)
         return JSONResponse({"id": session, "closing": True}, status_code=202)
+
+    async def park_session(self, request: Request) -> Response:
+        """`POST /v1/admin/sessions/{id}/park`: put its state away, where that can be done now."""
+        self._access.check_admin(request.scope)
+        session = request.path_params["session"]
+        stages = self._host.park_session(session)
+        return JSONResponse({"id": session, "parked": stages}, status_code=202)
+
+    async def restore_session(self, request: Request) -> Response:
+        """`POST /v1/admin/sessions/{id}/restore`: bring back what is parked of it."""
+        self._access.check_admin(request.scope)
+        session = request.path_params["session"]
+        stages = self._host.restore_session(session)
+        return JSONResponse({"id": session, "restored": stages}, status_code=202)
 
     async def list_workers(self, request: Request) -> Response:
         """`GET /v1/admin/workers`."""

@@ -99,6 +99,7 @@ class Bookkeeping:
         """A worker that the config names: it is not there yet."""
         self._metrics.worker_state_changed(replica.stage, replica.name, False)
         self._metrics.watch_link(replica.name, replica.unacknowledged)
+        self._metrics.watch_devices(replica.stage, replica.name, replica.devices)
 
     def workers_changed(self, replicas: Iterable[Replica]) -> None:
         """A worker came, went or gave a sign of life."""

@@ -15,6 +15,7 @@ from sessions.actions import (
     AttachRefused,
     ClientBlocked,
     ClientHas,
+    ClientMisspoke,
     ClientSaid,
     CloseRequested,
     Detached,
@@ -151,6 +152,11 @@ class HostedAttachment:
     def send(self, verb: Verb, command: str | None = None) -> None:
         """Hand a verb to the session; after its end it goes nowhere."""
         self._host.handle(self._session, ClientSaid(verb, self._name, command))
+
+    def misspoke(self, command: str, error: ErrorInfo) -> None:
+        """What the client said with this command id is no verb: that is its answer, if it has
+        none yet."""
+        self._host.handle(self._session, ClientMisspoke(self._name, command, error))
 
     def has(self, through: int) -> None:
         """The client has all outputs up to number `through`: they need not be kept for it."""

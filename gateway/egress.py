@@ -72,14 +72,16 @@ class Egress:
         """Queue a frame. After `finish` or an overflow it is dropped: nobody will read it.
 
         What is `told_again` comes at once, as much as was kept for this client, and is
-        bounded there: it has room beyond the limit.
+        bounded there: it has room beyond the limit. So does one frame that is longer than
+        that, for a client that keeps up.
         """
         if self._finished or self._overflowed:
             return
         size = len(frame)
         if told_again:
             self._limit_bytes += size
-        if self._bytes + size > self._limit_bytes:
+        keeps_up = size > self._limit_bytes and self._bytes <= self._limits.high
+        if self._bytes + size > self._limit_bytes and not keeps_up:
             self._overflowed = True
             self._frames.clear()
             self._wake.set()

@@ -31,7 +31,7 @@ from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.deadline_timer import DeadlineTimer
-from protocol.errors import AntiphonError, CapacityExceeded, NotFound, SessionStateLost
+from protocol.errors import AntiphonError, CapacityExceeded, NotFound, SessionBusy, SessionStateLost
 from protocol.messages import Report, WorkerStatus
 from sessions.actions import (
     AttachRequested,
@@ -39,6 +39,8 @@ from sessions.actions import (
     CloseRequested,
     Event,
     OpenRequested,
+    ParkRequested,
+    RestoreRequested,
     StageCrowded,
     ToClient,
 )
@@ -146,7 +148,7 @@ class GatewayHost:
         spec = self.pipelines[pipeline]
         bounds = chosen(spec.limits, limits or {})
         name = new_id("att") if on_output is not None else None
-        if self._hosted.admission.full(spec):
+        if self._hosted.admission.full(spec, tenant):
             # What cannot be opened ends nobody's session.
             self._session(spec, tenant, name, secret, bounds, settings_patch)
             await self._make_room(spec, tenant)
@@ -270,7 +272,7 @@ class GatewayHost:
 
         Returns with a place free, or with no session that may go. Nothing is held meanwhile.
         """
-        while self._hosted.admission.full(pipeline):
+        while self._hosted.admission.full(pipeline, tenant):
             victim = self._hosted.least_needed(pipeline, tenant)
             if victim is None:
                 return
@@ -317,6 +319,24 @@ class GatewayHost:
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
+
+    def park_session(self, session: str) -> tuple[str, ...]:
+        """Have the state of a session put away where it can be. Raises NotFound, and
+        SessionBusy where it can nowhere."""
+        known = self._find(session, None).session
+        self.handle(session, ParkRequested())
+        if not known.parked:
+            raise SessionBusy(
+                "no stage of this session can be parked now: it has work, or its engines cannot"
+            )
+        return known.parked
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
+        """Have what is parked of a session brought back. Raises NotFound."""
+        known = self._find(session, None).session
+        parked = known.parked
+        self.handle(session, RestoreRequested())
+        return parked
 
     def drain(self) -> None:
         """Take no more sessions and close all."""

@@ -26,6 +26,7 @@ from sessions.actions import (
     CloseRequested,
     DirectoryAnswered,
     Event,
+    ForgetParked,
     HoldClient,
     Released,
     Reported,
@@ -36,6 +37,7 @@ from sessions.actions import (
     ToClient,
     ToStage,
     TurnMeasured,
+    Unbind,
 )
 from sessions.admission import Admission
 from sessions.client import SessionEnded
@@ -116,17 +118,19 @@ class HostedSessions:
     def admit(self, hosted: Hosted) -> None:
         """Host a session, which gives its place back by itself, however it ends.
 
-        Raises CapacityExceeded when its pipeline is full, and then holds nothing of it.
+        Raises CapacityExceeded when there is no place for it, and then holds nothing of it.
         """
-        self.admission.take(hosted.session.pipeline)
+        self.admission.take(hosted.session.pipeline, hosted.session.identity.tenant)
         self._hosted[hosted.id] = hosted
 
     def least_needed(self, pipeline: Pipeline, tenant: str) -> Hosted | None:
         """The session that may end to make room for one of `tenant`.
 
         Nobody is there, nothing runs, and it has been idle the longest. It is one of the
-        tenant's own, or of a tenant that would still have as many as this one then.
+        tenant's own, or of a tenant that would still have as many as this one then; that one
+        cannot help a tenant which has all that it may have.
         """
+        own_only = self.admission.tenant_full(pipeline, tenant)
         held = Counter(
             hosted.session.identity.tenant
             for hosted in self._hosted.values()
@@ -139,14 +143,15 @@ class HostedSessions:
             and hosted.session.evictable
             and (
                 (owner := hosted.session.identity.tenant) == tenant
-                or held[owner] > held[tenant] + 1
+                or (not own_only and held[owner] > held[tenant] + 1)
             )
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 
     def full(self, pipeline: Pipeline) -> bool:
         """Whether there is no place, and no session that may end to make room for its tenant."""
-        return self.admission.full(pipeline) and not any(
+        places = pipeline.limits.sessions
+        return self.admission.held(pipeline.name) >= places and not any(
             hosted.session.pipeline is pipeline and hosted.session.evictable
             for hosted in self._hosted.values()
         )
@@ -236,6 +241,10 @@ class HostedSessions:
                         hosted.on_hold(action.hold)
                     case BindStage():
                         self._bind(hosted, action.stage, events, now_ms)
+                    case Unbind():
+                        hosted.wires.unbind(action.stage)
+                    case ForgetParked():
+                        self._forget_parked(action, now_ms)
                     case AskDirectory():
                         self._ask(hosted, action.request, events)
                     case TurnMeasured():
@@ -267,6 +276,8 @@ class HostedSessions:
         self._released(hosted, CloseReason.ERROR)
 
     def _bind(self, hosted: Hosted, stage: str, events: deque[Event], now_ms: float) -> None:
+        # The session may have found out by itself that its worker has lost it.
+        hosted.wires.give_up(stage)
         try:
             replica = self._placement.pick(stage, now_ms)
         except CapacityExceeded as error:
@@ -274,6 +285,12 @@ class HostedSessions:
             events.append(StageUnavailable(stage, error.info()))
             return
         events.append(self._bound(hosted, replica))
+
+    def _forget_parked(self, action: ForgetParked, now_ms: float) -> None:
+        """Without a worker that could be told it goes when its time has come."""
+        with contextlib.suppress(AntiphonError):
+            replica = self._placement.pick(action.stage, now_ms)
+            replica.link.send(action.command)
 
     @staticmethod
     def _bound(hosted: Hosted, replica: Replica) -> StageBound:
@@ -286,7 +303,7 @@ class HostedSessions:
         self._placement.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
-        self.admission.give_back(hosted.session.pipeline)
+        self.admission.give_back(hosted.session.pipeline, hosted.session.identity.tenant)
         hosted.on_released(reason)
 
     def _count_state(self, hosted: Hosted) -> None:

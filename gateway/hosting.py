@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.pipeline import Limits, Pipeline
 
@@ -26,6 +27,10 @@ class Attachment(Protocol):
 
         With a `command` id either outcome is answered by `Answered`.
         """
+
+    def misspoke(self, command: str, error: ErrorInfo) -> None:
+        """The client said something that is no verb, with a command id: it is the answer, if
+        that id has none yet."""
 
     def has(self, through: int) -> None:
         """The client has all outputs up to number `through`: they need not be kept for it."""
@@ -86,6 +91,10 @@ class SessionSummary:
     idle_s: float
     facts: dict[str, Any] = field(default_factory=dict)
     """What the session's kind has to say, such as `committed_step`."""
+    parked: tuple[str, ...] = ()
+    """The stages whose state is in the store, or on its way there or back."""
+    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What workers have reserved for it, by stage and device."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,9 @@ class WorkerSummary:
     waiting: int
     progress: int
     resident_bytes: int
+    devices: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    """What it has reserved of each device: the fields of
+    `protocol.device_bytes.DeviceBytes`, with `reserved` and `free`."""
 
 
 class SessionHost(Protocol):
@@ -178,6 +190,15 @@ class SessionHost(Protocol):
 
         A tenant's that has ended is closed, as long as that is remembered.
         """
+
+    def park_session(self, session: str) -> tuple[str, ...]:
+        """Have the state of a session put away; the stages where it is, or is about to be.
+
+        Raises NotFound, and SessionBusy where there is none.
+        """
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
+        """Have what is parked of a session brought back; the stages. Raises NotFound."""
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""

@@ -7,7 +7,14 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, InvalidRequest, NotFound
+from protocol.errors import (
+    AntiphonError,
+    ErrorInfo,
+    ErrorKind,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+)
 
 ERROR_TYPES = {
     ErrorKind.CLIENT: "invalid_request_error",
@@ -59,4 +66,6 @@ def can_answer(scope: Scope) -> bool:
 def _status(error: AntiphonError) -> int:
     if isinstance(error, HttpRefusal):
         return error.status
+    if isinstance(error, SessionBusy):
+        return 409
     return 404 if isinstance(error, NotFound) else _STATUS[error.kind]

@@ -16,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from protocol.connectors import Traffic
+from protocol.device_bytes import DeviceBytes
 from sessions.actions import TurnMeasured
 from sessions.lifecycle import State
 
@@ -129,6 +130,7 @@ class GatewayMetrics:
         )
         self._egresses: set[Queue] = set()
         self._links: dict[str, Callable[[], int]] = {}
+        self._devices: dict[tuple[str, str], Callable[[], Mapping[str, DeviceBytes]]] = {}
         self._frames: dict[str, FrameCounts] = {}
         self._traffic: Callable[[], Mapping[tuple[str, str], Traffic]] = dict
         registry.register(_AtRead(self._read))
@@ -189,6 +191,12 @@ class GatewayMetrics:
         """`depth()` is how many messages to `worker` are not acknowledged."""
         self._links[worker] = depth
 
+    def watch_devices(
+        self, stage: str, worker: str, devices: Callable[[], Mapping[str, DeviceBytes]]
+    ) -> None:
+        """`devices()` is what the worker has reserved, as of its last heartbeat."""
+        self._devices[stage, worker] = devices
+
     # Connections, told by surfaces
 
     def error_told(self, code: str) -> None:
@@ -238,6 +246,7 @@ class GatewayMetrics:
         for worker, depth in self._links.items():
             links.add_metric([worker], depth())
         yield links
+        yield from self._device_families()
         edge_bytes = CounterMetricFamily(
             "antiphon_edge_bytes",
             "Payload bytes that crossed an edge, by connector.",
@@ -260,6 +269,33 @@ class GatewayMetrics:
             frames.add_metric([surface, "received"], counts.received)
             frames.add_metric([surface, "sent"], counts.sent)
         yield frames
+
+    def _device_families(self) -> Iterator[Metric]:
+        device = ["stage", "worker", "device"]
+        budget = GaugeMetricFamily(
+            "antiphon_device_budget_bytes",
+            "Bytes of a device that a worker may reserve.",
+            labels=device,
+        )
+        reserved = GaugeMetricFamily(
+            "antiphon_device_reserved_bytes",
+            "Bytes of a device that a worker has reserved, by account.",
+            labels=[*device, "account"],
+        )
+        undeclared = GaugeMetricFamily(
+            "antiphon_device_undeclared_bytes",
+            "Bytes that sessions were measured to hold beyond what their engine declared.",
+            labels=device,
+        )
+        for (stage, worker), devices in self._devices.items():
+            for name, held in devices().items():
+                labels = [stage, worker, name]
+                if held.budget is not None:
+                    budget.add_metric(labels, held.budget)
+                for account, size in held.accounts().items():
+                    reserved.add_metric([*labels, account], size)
+                undeclared.add_metric(labels, held.undeclared)
+        yield from (budget, reserved, undeclared)
 
 
 class _AtRead:

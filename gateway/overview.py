@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
 from gateway.placement import Replica
+from protocol.device_bytes import DeviceBytes
 from sessions.session import Session
 
 
@@ -34,6 +37,8 @@ def session_summary(
         age_s=round((now_ms - opened_at_ms) / 1000, 3),
         idle_s=round((now_ms - session.idle_since_ms) / 1000, 3),
         facts=session.facts(),
+        parked=session.parked,
+        bytes=session.reserved,
     )
 
 
@@ -55,4 +60,9 @@ def worker_summary(replica: Replica, now_ms: float) -> WorkerSummary:
         waiting=status.waiting if status else 0,
         progress=status.progress if status else 0,
         resident_bytes=status.resident_bytes if status else 0,
+        devices={device: _described(held) for device, held in replica.devices().items()},
     )
+
+
+def _described(held: DeviceBytes) -> dict[str, int | None]:
+    return {**msgspec.structs.asdict(held), "reserved": held.reserved, "free": held.free}

@@ -52,6 +52,7 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         outputs={modality.value: stage for modality, stage in section.outputs.items()},
         limits=Limits(
             sessions=limits.sessions,
+            sessions_per_tenant=limits.sessions_per_tenant,
             idle_ms=int(limits.idle_s * 1000),
             max_age_ms=int(limits.max_age_s * 1000),
             grace_ms=int(limits.grace_s * 1000),
@@ -65,4 +66,5 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
+        priority=section.priority if section.durability == "park" else None,
     )

@@ -5,10 +5,11 @@ Without I/O: the shell of the links (`gateway.pools`) says what becomes of the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from protocol.device_bytes import DeviceBytes
 from protocol.errors import CapacityExceeded
 from protocol.messages import Command, WorkerStatus
 
@@ -81,6 +82,10 @@ class Replica:
     def unacknowledged(self) -> int:
         """Messages to the worker that it has not acknowledged."""
         return self.link.unacknowledged
+
+    def devices(self) -> Mapping[str, DeviceBytes]:
+        """What it has reserved of its devices, as of its last heartbeat."""
+        return {} if self.status is None or self.link.worker is None else self.status.devices
 
     def came(self, worker: str) -> None:
         """A link to the incarnation `worker` is open; its arena is still to be attached."""

@@ -97,6 +97,11 @@ class SessionWires:
             # It cannot be told: only a new link makes both sides agree again on what it holds.
             replica.link.start_afresh()
 
+    def unbind(self, stage: str) -> None:
+        """The worker of `stage` holds nothing of the session any more."""
+        self._opens.pop(stage, None)
+        self.give_up(stage)
+
     def release(self) -> None:
         """The session is gone: nothing of it is bound, held or on its way."""
         for stage in list(self._replicas):

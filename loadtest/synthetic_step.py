@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -19,12 +21,18 @@ import numpy as np
 import pydantic
 
 from protocol.arrays import array_of, array_payload
-from protocol.errors import CapacityExceeded, InvalidRequest
+from protocol.device_bytes import HOST
+from protocol.errors import CapacityExceeded, InvalidRequest, SessionStateLost
 from protocol.messages import RESET
 from protocol.payloads import Payload, PayloadType
-from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
+from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession, Turn, TurnResult
+from workers.storages import storage_bytes
+from workers.to_the_end import to_the_end
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_HEAD = struct.Struct("<Q32s")
+"""In a snapshot, before the blob: the steps done and the checksum."""
 
 
 class StepOptions(pydantic.BaseModel):
@@ -67,7 +75,7 @@ class StepState:
 
     steps: int
     checksum: bytes
-    blob: bytes
+    blob: memoryview
 
 
 class SyntheticStep(Engine):
@@ -89,11 +97,37 @@ class SyntheticStep(Engine):
     async def load(self) -> None:
         """Nothing to load."""
 
+    def declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        """A session's state, and the one that a step is making."""
+        return {HOST: 2 * self.options.state_bytes}
+
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
         """A session at step 0; `settings` may hold its `seed`."""
+        return self._admit(settings)
+
+    def _admit(self, settings: dict[str, Any]) -> _SyntheticLoop:
         if self.open_sessions >= self.options.sessions:
             raise CapacityExceeded("the synthetic engine is full")
         return _SyntheticLoop(self, _arguments(settings, ResetArguments).seed or 0)
+
+    def weights(self) -> str:
+        """Of the size of a state: there is nothing else to fit."""
+        return hashlib.sha256(str(self.options.state_bytes).encode()).hexdigest()
+
+    async def restore(
+        self, session: str, settings: dict[str, Any], emit: EmitEvent, path: Path
+    ) -> EngineSession:
+        """A session in the state of the snapshot at `path`.
+
+        Raises as `open` does, and SessionStateLost for a file that is not whole.
+        """
+        restored = self._admit(settings)
+        try:
+            restored.resume(await asyncio.to_thread(_read_state, path, self.options.state_bytes))
+        except BaseException:
+            restored.close()
+            raise
+        return restored
 
     async def shutdown(self) -> None:
         """Every session must have been closed."""
@@ -101,7 +135,7 @@ class SyntheticStep(Engine):
             raise RuntimeError("sessions were left open")
 
 
-class _SyntheticLoop(EngineSession):
+class _SyntheticLoop(ParkableSession):
     def __init__(self, engine: SyntheticStep, seed: int) -> None:
         self._engine = engine
         self._seed = seed
@@ -157,16 +191,35 @@ class _SyntheticLoop(EngineSession):
                 return {"steps": self._state.steps, "checksum": self._state.checksum.hex()}
         raise InvalidRequest(f"{name} is not a signal; there are {RESET} and state")
 
+    def measure(self) -> dict[str, int]:
+        """The state."""
+        return storage_bytes(self._state.blob)
+
+    async def snapshot(self, path: Path) -> None:
+        """Write counter, checksum and blob, and a digest of them. Cancelling leaves no file."""
+        _create(path)
+        try:
+            await to_the_end(asyncio.to_thread(_write_state, path, self._state))
+        except BaseException:
+            await to_the_end(asyncio.to_thread(path.unlink, missing_ok=True))
+            raise
+
+    def resume(self, state: StepState) -> None:
+        """Go on from `state`, where nothing was done yet."""
+        self._state = state
+
     def close(self) -> None:
         """The state goes."""
         self._engine.open_sessions -= 1
+        self._state = StepState(0, b"", memoryview(b""))
 
     def _begin(self, seed: int) -> StepState:
         return self._state_of(0, _seeded(seed))
 
     def _state_of(self, steps: int, checksum: bytes) -> StepState:
         size = self._engine.options.state_bytes
-        return StepState(steps, checksum, (checksum * (size // len(checksum) + 1))[:size])
+        whole = checksum * -(-size // len(checksum))
+        return StepState(steps, checksum, memoryview(whole)[:size])
 
 
 def actions(values: Iterable[float]) -> Payload:
@@ -198,6 +251,34 @@ def _fold(checksum: bytes, payload: Payload) -> bytes:
 
 def _repeats(state: StepState) -> bool:
     return state.blob[:32] == state.checksum[: len(state.blob)]
+
+
+def _create(path: Path) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+
+
+def _write_state(path: Path, state: StepState) -> None:
+    head = _HEAD.pack(state.steps, state.checksum)
+    digest = hashlib.sha256(head)
+    digest.update(state.blob)
+    with path.open("r+b") as file:
+        for part in (digest.digest(), head, state.blob):
+            file.write(part)
+
+
+def _read_state(path: Path, state_bytes: int) -> StepState:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SessionStateLost(f"the parked state cannot be read: {error}") from error
+    digest_bytes = hashlib.sha256().digest_size
+    body = memoryview(content)[digest_bytes:]
+    if len(body) != _HEAD.size + state_bytes or hashlib.sha256(body).digest() != bytes(
+        content[:digest_bytes]
+    ):
+        raise SessionStateLost("the parked state is not whole")
+    steps, checksum = _HEAD.unpack_from(body)
+    return StepState(steps, checksum, memoryview(bytes(body[_HEAD.size :])))
 
 
 def _frame(checksum: bytes, extra_bytes: int, **attributes: Any) -> Payload:

@@ -49,7 +49,14 @@ def _host(value: str) -> str:
     return value.lower()
 
 
+def _device(value: str) -> str:
+    if not re.fullmatch(r"cpu|[a-z]+:\d+", value):
+        raise ValueError("must be cpu, or a kind of device and its number, such as cuda:0")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
+Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
 
 
@@ -76,15 +83,22 @@ class GatewayConfig(_Section):
 
 
 class StageConfig(BaseModel):
-    """One stage: which engine, and how many workers.
+    """One stage: which engine, how many workers, and what each may have of its devices.
 
-    Everything else in the section is an option of the engine, in `options`.
+    `budget` is how many bytes of a device each worker may reserve, its model included: of
+    "cpu" by default an equal share of this machine's memory, of another all that it has.
+    Sessions leave the share `head_room` of it to running turns, and those of one tenant get
+    at most `tenant_share` of the rest. Everything else in the section is an option of the
+    engine, in `options`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     engine: Name
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
+    head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
+    tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -130,7 +144,8 @@ class Modality(StrEnum):
 class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
-    `sessions` at once; `idle_s` without progress and `max_age_s` in all end a session;
+    `sessions` at once, of which one tenant (one key) has at most `sessions_per_tenant`, if that
+    is set; `idle_s` without progress and `max_age_s` in all end a session;
     audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
     its answer for `stall_s` is let go. A session that can be resumed waits `grace_s` for a
     client that was cut off, and keeps the last `replay_bytes` of its output for it. A turn of
@@ -138,6 +153,7 @@ class LimitsConfig(_Section):
     """
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
+    sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
     grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
@@ -163,8 +179,9 @@ class PipelineConfig(_Section):
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
     cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
-    clients of other kinds than duplex send is `inline`. `state` names the stage that keeps
-    the state of a world or robot, where it is not the first one.
+    clients of other kinds than duplex send is `inline`. Sessions of a lower `priority` are
+    parked first to make room for others, and with `durability: none` none are. `state` names
+    the stage that keeps the state of a world or robot, where it is not the first one.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -177,6 +194,8 @@ class PipelineConfig(_Section):
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    durability: Literal["none", "park"] = "park"
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
@@ -221,11 +240,25 @@ class PipelineConfig(_Section):
         yield from self.outputs.values()
 
 
+class ParkingConfig(_Section):
+    """Where the state of sessions goes that make room for others.
+
+    `memory` bytes of the host's memory (by default an eighth of it, 1 GiB at most) come first,
+    then a directory `disk`, if there is one, with at most `disk_bytes` in it. With no room in
+    either a session is not parked.
+    """
+
+    memory: Annotated[pydantic.ByteSize, Field(ge=0)] | None = None
+    disk: Path | None = None
+    disk_bytes: Annotated[pydantic.ByteSize, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
+
+
 class Config(_Section):
     """A whole deployment. A client that names no pipeline gets the first one."""
 
     gateway: GatewayConfig = GatewayConfig()
     directory: Literal["memory"] = "memory"
+    parking: ParkingConfig = ParkingConfig()
     stages: dict[Name, StageConfig] = Field(min_length=1)
     pipelines: dict[Name, PipelineConfig] = Field(min_length=1)
 
@@ -235,6 +268,7 @@ _OPTIONS = tuple(
     for section in (
         Config,
         GatewayConfig,
+        ParkingConfig,
         PipelineConfig,
         EdgeConfig,
         LimitsConfig,
@@ -319,6 +353,10 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
             names.setdefault(alias, f"pipeline {name}")
         yield from _kind_contradictions(location, pipeline)
         yield from _voice_contradictions(location, pipeline)
+        sessions, of_one = pipeline.limits.sessions, pipeline.limits.sessions_per_tenant
+        if of_one is not None and of_one > sessions:
+            where = (*location, "limits", "sessions_per_tenant")
+            yield where, f"more than the {sessions} of all tenants together"
         yield from graph_contradictions(location, pipeline, config.stages)
     used = {stage for pipeline in config.pipelines.values() for stage in pipeline.stages}
     for stage in config.stages:

@@ -72,6 +72,12 @@ class InvalidRequest(AntiphonError):
     kind = ErrorKind.CLIENT
 
 
+class SessionBusy(InvalidRequest):
+    """Not now: the session has work that would be touched."""
+
+    code = "session_busy"
+
+
 class NotFound(InvalidRequest):
     """The client named something that does not exist."""
 

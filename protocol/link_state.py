@@ -120,11 +120,6 @@ class OpenLink:
         """Messages that were accepted and not acknowledged."""
         return self._ordered_out.unacknowledged + self._urgent_out.unacknowledged
 
-    @property
-    def retransmitted(self) -> int:
-        """Messages that were sent again."""
-        return self._ordered_out.retransmitted + self._urgent_out.retransmitted
-
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return (

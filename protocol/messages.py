@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import Descriptor
+from protocol.device_bytes import DeviceBytes
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 
@@ -37,13 +38,22 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Create the session's state on this stage. Answered by `Answer`.
 
-    `output` says how its output leaves the worker; None: inside messages.
+    `output` says how its output leaves the worker; None: inside messages. `tenant` is whom
+    its bytes count for. With `restore` the state is the one that was parked, or the answer is
+    `session_state_lost`. Where it makes room for others a session of lower `priority` is
+    parked first; None: it is not.
+
+    The answer's `result` says under `bytes` what is reserved, by device, under `parks` whether
+    the state can be parked, and after a restore under `committed_step` the step it is at.
     """
 
     fence: Fence
     command: str
     settings: dict[str, Any] = {}
     output: OutputEdge | None = None
+    tenant: str = ""
+    restore: bool = False
+    priority: int | None = 0
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -167,8 +177,24 @@ class Replay(msgspec.Struct, frozen=True, tag="replay"):
     after: int
 
 
+class Park(msgspec.Struct, frozen=True, tag="park"):
+    """Put the session's state into the host's store, and free everything here. Answered.
+
+    Refused as `session_busy` while a turn runs or output has not been acknowledged, and as
+    `unsupported` by an engine that cannot: then all is as it was. `expires_at_s` (Unix time)
+    is when the parked state goes if nobody takes it up.
+    """
+
+    fence: Fence
+    command: str
+    expires_at_s: int
+
+
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Free everything of the session on this stage. Answered, also when it is unknown."""
+    """Free everything of the session on this stage, its parked state too.
+
+    Answered, also when it is unknown.
+    """
 
     fence: Fence
     command: str
@@ -187,6 +213,7 @@ Command = (
     | Attach
     | Acknowledge
     | Replay
+    | Park
     | Close
 )
 
@@ -213,6 +240,15 @@ class StageEvent(msgspec.Struct, frozen=True, tag="stage_event"):
     session: str
     name: str
     arguments: dict[str, Any] = {}
+
+
+class RoomWanted(msgspec.Struct, frozen=True, tag="room_wanted"):
+    """The worker has no room for another session, and this one is the next to make some.
+
+    Its owner answers with `Park`, unless the session has work.
+    """
+
+    session: str
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -254,9 +290,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     """What a worker says of itself with each heartbeat.
 
     `progress` grows whenever the engine gets anything done; `waiting` is work that has
-    been accepted and not finished. Waiting without progress is wedged. `kept_bytes` is
-    output that nobody has acknowledged. With `ready` false the worker is still loading
-    its model and opens no session.
+    been accepted and not finished. Waiting without progress is wedged. `devices` is what is
+    reserved of each device. With `ready` false the worker is still loading its model and
+    opens no session.
     """
 
     stage: str
@@ -265,10 +301,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     progress: int
     resident_bytes: int = 0
     ready: bool = True
-    kept_bytes: int = 0
+    devices: dict[str, DeviceBytes] = {}
 
 
-Report = Answer | ReceivedThrough | StageEvent | Output | TurnEnded | WorkerStatus
+Report = Answer | ReceivedThrough | StageEvent | RoomWanted | Output | TurnEnded | WorkerStatus
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

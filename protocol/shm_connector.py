@@ -96,6 +96,11 @@ class ShmConnector:
             path, name, limits, on_attached=self._consumer_attached, on_lost=self._tell_lost
         )
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of this process's arena."""
+        return self._arena.limits.size_bytes
+
     # Peers
 
     async def attach(self, path: str, *, timeout_s: float = 5.0) -> str:

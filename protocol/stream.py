@@ -82,7 +82,6 @@ class Outbox:
         self._next = 1
         self._patience_ms = limits.retransmit_ms
         self._crowded = False
-        self.retransmitted = 0
 
     @property
     def crowded(self) -> bool:
@@ -211,7 +210,6 @@ class Outbox:
                 continue
             item.sent_ms = now_ms
             burst += size
-            self.retransmitted += 1
             full = len(open_batch) >= limits.frame_messages or total + size > limits.frame_bytes
             if open_batch and (item.sequence != first + len(open_batch) or full):
                 batches.append(Batch(first, open_batch))

@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
-from protocol.messages import Command, Report
+from protocol.messages import Close, Command, Report
 from protocol.payloads import Payload
 from sessions import directory
 from sessions.client import Role, Verb
@@ -123,6 +123,15 @@ class ClientSaid:
 
 
 @dataclass(frozen=True)
+class ClientMisspoke:
+    """What the client at `attachment` said with this command id was no verb, for `error`."""
+
+    attachment: str
+    command: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
 class ClientHas:
     """The client at `attachment` has all outputs up to number `through`."""
 
@@ -151,6 +160,16 @@ class CloseRequested:
 
 
 @dataclass(frozen=True)
+class ParkRequested:
+    """Put the state of every stage away that has nothing to do and can be parked."""
+
+
+@dataclass(frozen=True)
+class RestoreRequested:
+    """Bring back what is parked, before anybody needs it."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """A deadline has come."""
 
@@ -167,9 +186,12 @@ Event = (
     | AttachRequested
     | Detached
     | ClientSaid
+    | ClientMisspoke
     | ClientHas
     | ClientBlocked
     | CloseRequested
+    | ParkRequested
+    | RestoreRequested
     | Tick
 )
 
@@ -181,6 +203,21 @@ class AskDirectory:
     """Call the directory and feed `DirectoryAnswered` back."""
 
     request: directory.Request
+
+
+@dataclass(frozen=True)
+class Unbind:
+    """The stage's worker has put the session's state away: it is bound to it no more."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class ForgetParked:
+    """What is parked of the stage is of no use any more: any of its workers removes it."""
+
+    stage: str
+    command: Close
 
 
 @dataclass(frozen=True)
@@ -262,6 +299,8 @@ class Released:
 Action = (
     AskDirectory
     | BindStage
+    | Unbind
+    | ForgetParked
     | ToStage
     | ToClient
     | AttachRefused

@@ -24,9 +24,10 @@ class Attachments:
     Without a `secret_digest` nobody can come back to the session, and no output is kept.
     An observer holds nothing up: it is told what is put out, or misses it.
 
-    `write_digest` has the directory keep the digest of a new secret, after which
-    `digest_written` is called; `about` says what every attachment is told first; `gained` is
-    called when a client has got control.
+    `write_digest` has the directory keep the digest of a secret, after which
+    `digest_written` is called: one at a time, before the secret is given. Where it is given
+    to nobody, that of the last one that was follows. `about` says what every attachment is
+    told first; `gained` is called when a client has got control.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Attachments:
         self._about = about
         self._gained = gained
         self._arriving: deque[AttachRequested] = deque()
-        """Who is to get control, in order; the directory is being told of the first."""
-        self._gone_again = False
-        """Whether the first of them has left before it got control."""
+        """Who is to get control, in order."""
+        self._written = secret_digest
+        """The digest that the directory has, or is being told."""
+        self._writing = False
         self._unconfirmed: str | None = None
         """Who was given the newest secret and has not spoken since."""
         self._observers: dict[str, None] = {}
@@ -116,39 +118,35 @@ class Attachments:
             self._welcome(request, None)
             return
         self._arriving.append(request)
-        if len(self._arriving) == 1:
-            self._write_digest(digest(request.new_secret))
+        if not self._writing:
+            self._write(digest(request.new_secret))
 
     def digest_written(self) -> None:
-        """The directory has the digest of the new secret: its client gets control."""
-        if not self._arriving:
-            return
-        request = self._arriving.popleft()
+        """The directory has the digest: its client gets control, unless it has left."""
         assert self._secret is not None
-        presented = None if request.secret is None else digest(request.secret)
-        self._secret.rotate(presented, digest(request.new_secret))
-        if self._gone_again:
-            self._gone_again = False
-        else:
+        self._writing = False
+        waiting, self._arriving = self._arriving, deque()
+        if waiting and digest(waiting[0].new_secret) == self._written:
+            request = waiting.popleft()
+            presented = None if request.secret is None else digest(request.secret)
+            self._secret.rotate(presented, self._written)
             self._take_control(request)
-        waiting = list(self._arriving)
-        self._arriving.clear()
         for following in waiting:
             self.request(following)
+        if not self._writing and self._written != self._secret.current:
+            self._write(self._secret.current)
 
     def refuse_arriving(self, error: ErrorInfo) -> None:
         """Nobody who waits for control gets it."""
         for request in self._arriving:
             self._act(AttachRefused(request.attachment, error))
         self._arriving.clear()
-        self._gone_again = False
 
     def leave(self, attachment: str) -> bool:
         """An attachment is gone; whether it had control."""
         self._observers.pop(attachment, None)
-        for request in list(self._arriving):
-            if request.attachment == attachment:
-                self._leave_early(request)
+        # The directory may be being told of its secret, which nobody gets then.
+        self._arriving = deque(r for r in self._arriving if r.attachment != attachment)
         if attachment != self.controller:
             return False
         self.controller = None
@@ -201,12 +199,10 @@ class Attachments:
         for sequence, output in missed.outputs:
             self._act(ToClient(sequence, output, request.attachment))
 
-    def _leave_early(self, request: AttachRequested) -> None:
-        if request is self._arriving[0]:
-            # The directory is being told of its secret; the one it came with stays good.
-            self._gone_again = True
-        else:
-            self._arriving.remove(request)
+    def _write(self, secret_digest: str) -> None:
+        self._written = secret_digest
+        self._writing = True
+        self._write_digest(secret_digest)
 
     def _hold(self) -> None:
         if self._log is not None:
@@ -218,7 +214,8 @@ class Attachments:
             self.controller,
             self.sequence,
             tuple(request.attachment for request in self._arriving),
-            self._gone_again,
+            self._written,
+            self._writing,
             self._unconfirmed,
             tuple(self._observers),
             None if self._secret is None else self._secret.freeze(),

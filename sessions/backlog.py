@@ -40,6 +40,11 @@ class Backlog:
         )
 
     @property
+    def empty(self) -> bool:
+        """Whether the worker has worked off all that it was sent."""
+        return not (self._inputs or self._commands or self._turns)
+
+    @property
     def input_bytes(self) -> int:
         """Stream input that the worker has not applied yet."""
         return self._input_bytes
@@ -58,9 +63,11 @@ class Backlog:
         """A command that will be answered was sent."""
         self._commands.add(command)
 
-    def answered(self, command: str) -> None:
-        """The worker has answered it."""
+    def answered(self, command: str) -> bool:
+        """The worker has answered it; whether it was under way."""
+        known = command in self._commands
         self._commands.discard(command)
+        return known
 
     def turn(self, turn: int, size: int) -> None:
         """A turn was started with `size` bytes of payloads."""

@@ -1,7 +1,8 @@
 """A session's stages: which are bound, and the commands that go to each in order.
 
 A binding never changes silently: when its worker is lost the stage is unbound,
-turns that ran on it fail, and a new binding opens the session's state anew.
+turns that ran on it fail, and a new binding opens the session's state anew. A stage whose
+state is parked has no worker; the next command for it has the state brought back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from protocol.messages import (
     Feed,
     Fence,
     Open,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Report,
@@ -35,8 +37,14 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
-from sessions.actions import Action, BindStage, ToStage
+from sessions.actions import Action, BindStage, ForgetParked, ToStage
 from sessions.backlog import Backlog
+
+HELD = 64
+"""Pieces of stream input and signals that wait for a parked state; more are not taken."""
+
+ROOM_WANTED_MS = 5_000.0
+"""How long a worker's wish for room is remembered by a stage that has work."""
 
 WAITING_COMMANDS = 64
 """Turn commands that a stage holds while workers are missing; one more is refused."""
@@ -49,13 +57,18 @@ class BindingState(StrEnum):
     BINDING = "binding"
     OPENING = "opening"
     READY = "ready"
+    PARKING = "parking"
+    PARKED = "parked"
     CLOSING = "closing"
+
+
+_Held = Payload | Signal
 
 
 class Binding:
     """One stage of one session.
 
-    `stage_ready(stage)` says of another stage of the session whether its worker knows it.
+    `peer(stage)` is that of another stage of the session.
     """
 
     def __init__(
@@ -66,16 +79,35 @@ class Binding:
         act: Callable[[Action], None],
         output: OutputEdge | None = None,
         *,
-        stage_ready: Callable[[str], bool],
+        tenant: str,
+        priority: int | None,
+        peer: Callable[[str], Binding],
     ) -> None:
         self.stage = stage
+        self.parks = False
+        """Whether its state can be parked."""
+        self.restoring = False
+        """Whether its state is parked, so that a worker has to bring it back."""
+        self.room_wanted_until_ms = 0.0
+        """Until when the state is to be put away as soon as there is nothing to do."""
+        self._priority = priority
+        self._held: deque[_Held] = deque()
+        self._reconfigure = False
+        """Whether settings have changed since the worker was asked to park."""
+        self._wanted = False
+        """Whether somebody waits for a state that is still being put away."""
+        self._read: dict[int, set[str]] = {}
+        """The stages to whose workers the output of a turn that is under way goes by itself."""
+        self.reserved: dict[str, int] = {}
+        """What the worker has reserved for the session, in bytes by device."""
+        self._tenant = tenant
         self._output = output
         self.state = BindingState.UNBOUND
         self.worker: str | None = None
         self._fence = fence
         self._settings = settings
         self._act = act
-        self._stage_ready = stage_ready
+        self._peer = peer
         self._sequence = 0
         self._controls = 0
         self._commands = 0
@@ -90,13 +122,65 @@ class Binding:
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
+    @property
+    def idle(self) -> bool:
+        """Whether its worker has nothing of the session to do."""
+        return self.ready and self._backlog.empty and not self._waiting
+
+    def park(self, expires_at_s: int) -> None:
+        """Have the worker put the state away until `expires_at_s` (Unix time)."""
+        self.state = BindingState.PARKING
+        self.room_wanted_until_ms = 0.0
+        self._wanted = False
+        self.restoring = True
+        self._reconfigure = False
+        self._awaited = self._command_id()
+        self._send(Park(self._fence(), self._awaited, expires_at_s))
+
+    def want_room(self, now_ms: float) -> None:
+        """The worker wants room for others, for a while from now on."""
+        self.room_wanted_until_ms = now_ms + ROOM_WANTED_MS
+
+    def feeds(self, stage: str) -> bool:
+        """Whether a turn is under way whose output the worker of `stage` reads."""
+        return any(stage in readers for readers in self._read.values())
+
+    def wake(self) -> None:
+        """Have the state brought back if it is parked, or is on its way into the store."""
+        if self.state is BindingState.PARKED:
+            self.bind()
+        elif self.state is BindingState.PARKING:
+            self._wanted = True
+
+    def wake_if_wanted(self) -> None:
+        """Have it brought back if something came for it while it was put away."""
+        if self._wanted:
+            self.wake()
+
+    def forget_parked(self) -> None:
+        """What is parked is of no use: the next worker begins anew."""
+        if self.restoring:
+            self.restoring = False
+            self._act(ForgetParked(self.stage, Close(self._fence(), self._command_id(), "lost")))
+
     def bound(self, worker: str, crowded: bool = False) -> None:
         """A replica was chosen: open the session's state there. `crowded` is its link."""
         self.worker = worker
         self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
-        self._send(Open(self._fence(), self._awaited, self._settings(), self._output))
+        self._send(
+            Open(
+                self._fence(),
+                self._awaited,
+                self._settings(),
+                self._output,
+                self._tenant,
+                self.restoring,
+                self._priority,
+            )
+        )
+        self._send_held()
 
     def lost(self) -> int:
         """The worker is gone, and so are the bytes of stream input that are returned: it had
@@ -106,49 +190,101 @@ class Binding:
         self._sequence = 0
         self._controls = 0
         self._awaited = None
+        self.reserved = {}
         self._configuring.clear()
+        self._read.clear()
         self._backlog.clear()
         self._crowded = False
         # The next worker counts stream input from 1 again.
-        self._waiting = deque(_after_no_input(command) for command in self._waiting)
+        self._waiting = deque(_after_input(command, 0) for command in self._waiting)
         self.state = BindingState.UNBOUND
         return unapplied_bytes
 
-    def reported(self, report: Report) -> None:
-        """Take account of what the worker has worked off."""
+    def reported(self, report: Report) -> bool:
+        """Take account of what the worker has worked off.
+
+        False for what it says of an earlier binding, which may have been to the same worker.
+        """
         match report:
             case ReceivedThrough():
+                if not self.ready:
+                    return False
                 self._backlog.received_through(report.sequence)
             case Answer():
-                self._backlog.answered(report.command)
+                return self.awaits(report) or self._backlog.answered(report.command)
             case TurnEnded():
                 self._backlog.ended(report.turn)
+                self._read.pop(report.turn, None)
+        return True
 
     def refused_settings(self, answer: Answer) -> ErrorInfo | None:
         """The worker answered `Configure`; the error, when it kept its old settings."""
         if not self._configuring or answer.command != self._configuring[0]:
             return None
         self._configuring.popleft()
+        self._note_reserved(answer)
         return answer.error
 
+    def _note_reserved(self, answer: Answer) -> None:
+        if answer.error is None:
+            self.reserved = answer.result.get("bytes", {})
+
     def awaits(self, answer: Answer) -> bool:
-        """Whether this is the answer to `Open` or `Close`."""
+        """Whether this is the answer to `Open`, `Park` or `Close`."""
         return answer.command == self._awaited
 
     def answered(self, answer: Answer) -> ErrorInfo | None:
-        """The worker answered `Open` or `Close`; the error, when it refused."""
+        """The worker answered `Open`, `Park` or `Close`; the error, when it refused."""
         if answer.command != self._awaited:
             return None
         self._awaited = None
         if self.state is BindingState.CLOSING:
             self.lost()
             return None
+        if self.state is BindingState.PARKING:
+            self._parked(answer)
+            return answer.error
         if answer.error is not None:
             self.lost()
             return answer.error
+        self.restoring = False
+        self.parks = self._priority is not None and answer.result.get("parks", False)
         self.state = BindingState.READY
+        self._note_reserved(answer)
         self.send_waiting()
         return None
+
+    def _parked(self, answer: Answer) -> None:
+        if answer.error is not None:
+            self.state = BindingState.READY
+            self.restoring = False
+            self._send_held()
+            self.send_waiting()
+            if self._reconfigure:
+                self.configure()
+            return
+        self.lost()
+        self.state = BindingState.PARKED
+
+    def stays_parked(self) -> None:
+        """The state is in the store, and no worker is asked for it now."""
+        self.state = BindingState.PARKED
+
+    def give_up_waiting(self) -> None:
+        """What waits for the state to come back is not done."""
+        self._held.clear()
+        self._waiting.clear()
+
+    def _send_held(self) -> None:
+        """Send what came while the state was put away, or had to be brought back."""
+        held, self._held = self._held, deque()
+        for item in held:
+            if isinstance(item, Payload):
+                self.update(item)
+            else:
+                self._signal(item)
+        # What has waited beside it may have come after it.
+        self._waiting = deque(_after_input(command, self._sequence) for command in self._waiting)
 
     @property
     def configuring(self) -> bool:
@@ -179,6 +315,7 @@ class Binding:
 
         Raises CapacityExceeded when too many changes have not been answered yet.
         """
+        self._reconfigure = True
         if self.reachable:
             if len(self._configuring) >= WAITING_COMMANDS:
                 raise CapacityExceeded("settings change faster than they can be applied")
@@ -189,6 +326,8 @@ class Binding:
 
     def update(self, payload: Payload) -> bool:
         """Send stream input; False when there is no worker to take it."""
+        if self.away:
+            return self._hold(payload)
         if not self.reachable:
             return False
         self._sequence += 1
@@ -201,11 +340,32 @@ class Binding:
 
         None without a worker: there is no state for it to act on.
         """
-        if not self.reachable:
+        if not self.reachable and not self.away:
             return None
-        command = self._command_id()
-        self._send(Signal(self._fence(), command, name, arguments, self._sequence))
-        return command
+        signal = Signal(self._fence(), self._command_id(), name, arguments)
+        if not self.away:
+            self._signal(signal)
+        elif not self._hold(signal):
+            return None
+        return signal.command
+
+    def _signal(self, signal: Signal) -> None:
+        self._send(msgspec.structs.replace(signal, after_input=self._sequence))
+
+    @property
+    def away(self) -> bool:
+        """Whether the state is being put away, or has to be brought back first."""
+        return self.state in (BindingState.PARKING, BindingState.PARKED) or (
+            self.restoring and self.state is BindingState.BINDING
+        )
+
+    def _hold(self, item: Payload | Signal) -> bool:
+        """Keep it for the worker that brings the state back; False when that is too much."""
+        if len(self._held) >= HELD:
+            return False
+        self._held.append(item)
+        self.wake()
+        return True
 
     def run(
         self,
@@ -294,12 +454,14 @@ class Binding:
     def close(self, reason: str) -> None:
         """Free the session's state on the worker, if there is one."""
         self._waiting.clear()
-        if self.state in (BindingState.OPENING, BindingState.READY):
+        self._held.clear()
+        if self.state in (BindingState.OPENING, BindingState.READY, BindingState.PARKING):
             self.state = BindingState.CLOSING
             self._awaited = self._command_id()
             self._send(Close(self._fence(), self._awaited, reason))
         elif self.state is not BindingState.CLOSING:
             self.lost()
+            self.forget_parked()
 
     @property
     def freed(self) -> bool:
@@ -315,13 +477,15 @@ class Binding:
             stages = ", ".join(sorted(missing))
             raise CapacityExceeded(f"too much work waits for a worker of stage {stages}")
         self._waiting.append(command)
+        for stage in missing:
+            self._peer(stage).wake()
 
     def _missing(self, command: Run | Feed) -> set[str]:
         """The stages without which the command is of no use yet."""
         if isinstance(command, Feed):
             missing = self.missing(command.turn)
         else:
-            missing = {s for s in command.readers.values() if not self._stage_ready(s)}
+            missing = {s for s in command.readers.values() if not self._peer(s).ready}
         return missing if self.ready else missing | {self.stage}
 
     def _send(self, command: Command) -> None:
@@ -333,6 +497,8 @@ class Binding:
                 self._backlog.command(command.command)
             case Run():
                 self._backlog.turn(command.turn, sum(map(_size, command.inputs)))
+                if command.readers:
+                    self._read[command.turn] = set(command.readers.values())
         self._act(ToStage(self.stage, command))
 
     def _command_id(self) -> str:
@@ -353,12 +519,21 @@ class Binding:
             tuple(msgspec.msgpack.encode(command) for command in self._waiting),
             self._backlog.freeze(),
             self._crowded,
+            (
+                self.restoring,
+                self._wanted,
+                self._reconfigure and self.state is BindingState.PARKING,
+            ),
+            tuple((turn, tuple(sorted(stages))) for turn, stages in sorted(self._read.items())),
+            tuple(msgspec.msgpack.encode(item) for item in self._held),
         )
 
 
-def _after_no_input(command: Run | Feed) -> Run | Feed:
-    """The command for a worker that has had no stream input."""
-    return msgspec.structs.replace(command, after_input=0) if isinstance(command, Run) else command
+def _after_input(command: Run | Feed, sequence: int) -> Run | Feed:
+    """The command for a worker that applies stream input up to `sequence` before it."""
+    if isinstance(command, Run):
+        return msgspec.structs.replace(command, after_input=sequence)
+    return command
 
 
 def _size(descriptor: Descriptor) -> int:

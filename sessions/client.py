@@ -59,7 +59,8 @@ class Refused:
 class Answered:
     """The one answer to a command with an id: carried out, or refused with `error`.
 
-    `result` is what the session's kind has to say with it, such as `committed_step`.
+    `result` is what the session's kind has to say with it, such as `committed_step`, and the
+    id of what was made by it.
     """
 
     command: str
@@ -68,17 +69,43 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Restoring:
-    """The worker of `stage` was lost; another is to take its place."""
+class Parking:
+    """The state of `stage` is put away: to make room for others, or because it was asked for."""
+
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The state of `stage` is in the host's store, and comes back when it is needed."""
 
     stage: str
 
 
 @dataclass(frozen=True)
-class Restored:
-    """`stage` has a worker again, which knows of the session what its kind can rebuild."""
+class Restoring:
+    """`stage` has no worker just now: it was lost, or the state comes back from the store."""
 
     stage: str
+
+
+class Origin(StrEnum):
+    """Where the state of a stage is from that goes on."""
+
+    KEPT = "kept"
+    """It has not been away: it could not be parked."""
+    SNAPSHOT = "snapshot"
+    REBUILT = "rebuilt"
+    """Made anew from what the session's kind knows of it."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """`stage` has a worker that knows the session; `origin` says what of it."""
+
+    stage: str
+    origin: Origin = Origin.REBUILT
 
 
 @dataclass(frozen=True)
@@ -127,6 +154,8 @@ SessionOutput = (
     | SettingsUpdated
     | Refused
     | Answered
+    | Parking
+    | Parked
     | Restoring
     | Restored
     | SessionEnded

@@ -11,8 +11,6 @@ from sessions.client import Answered
 
 REMEMBERED = 256
 """Answers that are remembered, the latest ones: an older id counts as new."""
-COMMAND_BYTES = 128
-"""The longest id."""
 
 
 class Commands:

@@ -31,8 +31,11 @@ class Machine(Protocol):
     def prepare(self, patch: dict[str, Any]) -> None:
         """Settings given with the open. Raises InvalidRequest."""
 
-    def client(self, verb: Any, now_ms: float) -> None:
-        """Carry a verb of this kind out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: Any, now_ms: float) -> dict[str, Any]:
+        """Carry a verb of this kind out; what its answer says beside the facts.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
 
     def refusal(self, verb: Any, error: ErrorInfo) -> Any:
         """How a verb that was not carried out is answered."""

@@ -7,9 +7,7 @@ takes their output.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
@@ -19,94 +17,9 @@ from protocol.messages import TurnEnded, TurnStatus
 from protocol.payloads import Payload, PayloadType, text_payload
 from sessions.actions import StageProduced
 from sessions.bindings import Binding
-from sessions.clauses import Clauses
+from sessions.flow import ClauseCut, EdgeFlow, Flow, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
-from sessions.pipeline import Delivery, Edge, Pipeline
-
-CLAUSES_IN_FLIGHT = 2
-"""Credits of a clause edge: clauses the voice may hold whose audio has not all been taken."""
-
-
-@dataclass(frozen=True)
-class Produced:
-    """A piece of output on a port that the turn asked for.
-
-    It is number `sequence` of what `stage` makes in this turn, and is kept there until
-    `acknowledge` names it.
-    """
-
-    turn: int
-    port: str
-    stage: str
-    sequence: int
-    payload: Payload
-
-
-@dataclass(frozen=True)
-class ClauseCut:
-    """Clause number `index` (from 0) of the turn's text is `text`."""
-
-    turn: int
-    index: int
-    text: str
-
-
-@dataclass(frozen=True)
-class FlowEnded:
-    """All stages of the turn have ended, or it failed; nothing follows for it.
-
-    `unsettled` are the stages of a failed turn whose last word is still to come.
-    """
-
-    turn: int
-    error: ErrorInfo | None
-    usage: dict[str, dict[str, Any]]
-    timelines: dict[str, dict[str, float]]
-    unsettled: frozenset[str] = frozenset()
-
-
-FlowEvent = Produced | ClauseCut | FlowEnded
-
-
-@dataclass
-class _EdgeFlow:
-    """What crosses one edge for one turn. `held` counts clauses whose credit is out."""
-
-    edge: Edge
-    clauses: Clauses = field(default_factory=Clauses)
-    queue: deque[str] = field(default_factory=deque)
-    pieces: list[Descriptor] = field(default_factory=list)
-    cut: int = 0
-    fed: int = 0
-    held: int = 0
-    source_ended: bool = False
-    closed: bool = False
-    paced: bool = True
-    """Whether credits bound it: not before an edge that waits for the end."""
-    told: bool = False
-    """Whether its clauses are told of: text may go to several stages, its clauses once."""
-
-    @property
-    def has_credit(self) -> bool:
-        return not self.paced or self.held < CLAUSES_IN_FLIGHT
-
-
-@dataclass
-class _Flow:
-    """One turn in progress."""
-
-    turn: int
-    lane: str
-    ports: frozenset[str]
-    stages: frozenset[str]
-    parameters: Mapping[str, dict[str, Any]]
-    edges: list[_EdgeFlow]
-    steps: Mapping[str, int]
-    started: set[str] = field(default_factory=set)
-    ended: dict[str, TurnEnded] = field(default_factory=dict)
-    waits_until_ms: float | None = None
-    stirred_ms: float = 0.0
-    """When a stage last got anything of it done, or was given more to do."""
+from sessions.pipeline import Delivery, Pipeline
 
 
 class Orchestrator:
@@ -124,7 +37,7 @@ class Orchestrator:
         self._bindings = bindings
         self._lanes = lanes
         self._emit = emit
-        self._flows: dict[int, _Flow] = {}
+        self._flows: dict[int, Flow] = {}
 
     def start(
         self,
@@ -145,7 +58,7 @@ class Orchestrator:
         stages = self._pipeline.needed(entry, ports) if ports else frozenset({entry})
         turn = self._lanes.start()
         edges = [
-            _EdgeFlow(edge, paced=self._pipeline.streams_from(edge.target))
+            EdgeFlow(edge, paced=self._pipeline.streams_from(edge.target))
             for edge in self._pipeline.edges
             if edge.source in stages and edge.target in stages
         ]
@@ -153,7 +66,7 @@ class Orchestrator:
             if edge_flow.edge.payload is PayloadType.TEXT:
                 edge_flow.told = True
                 break
-        flow = _Flow(turn, lane, ports, stages, parameters, edges, steps or {})
+        flow = Flow(turn, lane, ports, stages, parameters, edges, steps or {})
         descriptors: list[Descriptor] = [InlineDescriptor(payload) for payload in inputs]
         self._run(flow, entry, descriptors, last=True)
         flow.stirred_ms = now_ms
@@ -201,7 +114,7 @@ class Orchestrator:
             self._advance(flow, edge_flow, now_ms)
         if flow.turn in self._flows and flow.stages <= flow.ended.keys():
             del self._flows[flow.turn]
-            self._emit(self._result(flow, None))
+            self._emit(flow.result(None))
 
     def acknowledge(self, turn: int, stage: str, through: int) -> None:
         """The turn's output from `stage` up to `through` was taken, and need not be kept."""
@@ -291,7 +204,7 @@ class Orchestrator:
                 reason = f"stage {still} got nothing done for {self._limits.turn_ms / 1000:g} s"
                 self._fail(flow, EngineFailed(reason, code="turn_timeout").info())
 
-    def _given_up_at_ms(self, flow: _Flow, paused: Callable[[str], bool]) -> float | None:
+    def _given_up_at_ms(self, flow: Flow, paused: Callable[[str], bool]) -> float | None:
         if flow.waits_until_ms is not None:
             return flow.waits_until_ms
         return None if paused(flow.lane) else flow.stirred_ms + self._limits.turn_ms
@@ -305,32 +218,20 @@ class Orchestrator:
         """Whether the turn is still in progress."""
         return turn in self._flows
 
-    def _waits(self, flow: _Flow) -> bool:
+    def _waits(self, flow: Flow) -> bool:
         return any(self._bindings[stage].waits(flow.turn) for stage in flow.started)
 
-    def _watch_waiting(self, flow: _Flow, now_ms: float) -> None:
+    def _watch_waiting(self, flow: Flow, now_ms: float) -> None:
         if self._waits(flow):
             flow.waits_until_ms = flow.waits_until_ms or now_ms + self._limits.restore_ms
 
-    def _cut(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
-        """Cut what the edge's text allows: more eagerly while the voice has nothing to say."""
-        if edge_flow.edge.delivery is Delivery.CHUNK:
-            while len(edge_flow.queue) < CLAUSES_IN_FLIGHT or edge_flow.source_ended:
-                ahead = edge_flow.held + len(edge_flow.queue) > 0
-                clause = edge_flow.clauses.cut(buffered=ahead)
-                if clause is None:
-                    break
-                self._queue(flow, edge_flow, clause)
-        if edge_flow.source_ended and (rest := edge_flow.clauses.rest()) is not None:
-            self._queue(flow, edge_flow, rest)
+    def _cut(self, flow: Flow, edge_flow: EdgeFlow) -> None:
+        for clause in edge_flow.cut_clauses():
+            if edge_flow.told:
+                self._emit(ClauseCut(flow.turn, edge_flow.cut, clause))
+            edge_flow.cut += 1
 
-    def _queue(self, flow: _Flow, edge_flow: _EdgeFlow, clause: str) -> None:
-        edge_flow.queue.append(clause)
-        if edge_flow.told:
-            self._emit(ClauseCut(flow.turn, edge_flow.cut, clause))
-        edge_flow.cut += 1
-
-    def _advance(self, flow: _Flow, edge_flow: _EdgeFlow, now_ms: float) -> None:
+    def _advance(self, flow: Flow, edge_flow: EdgeFlow, now_ms: float) -> None:
         """Hand clauses to the consumer while it has credit, then the end."""
         target = edge_flow.edge.target
         try:
@@ -346,7 +247,7 @@ class Orchestrator:
             return
         self._watch_waiting(flow, now_ms)
 
-    def _close(self, flow: _Flow, edge_flow: _EdgeFlow) -> None:
+    def _close(self, flow: Flow, edge_flow: EdgeFlow) -> None:
         """Nothing more crosses the edge; a stage that joins several ends with the last."""
         edge_flow.closed = True
         target = edge_flow.edge.target
@@ -360,14 +261,14 @@ class Orchestrator:
         if last:
             self._bindings[target].feed(flow.turn, None, last=True)
 
-    def _edges_from(self, flow: _Flow, stage: str) -> Iterator[_EdgeFlow]:
+    def _edges_from(self, flow: Flow, stage: str) -> Iterator[EdgeFlow]:
         """The edges that leave `stage`, while the turn goes on."""
         for edge_flow in flow.edges:
             if edge_flow.edge.source == stage and self.running(flow.turn):
                 yield edge_flow
 
     def _relay(
-        self, flow: _Flow, edge_flow: _EdgeFlow, descriptor: Descriptor, now_ms: float
+        self, flow: Flow, edge_flow: EdgeFlow, descriptor: Descriptor, now_ms: float
     ) -> None:
         """Pass a piece on as it is: the arena's credits bound what is on its way.
 
@@ -383,13 +284,13 @@ class Orchestrator:
             return
         self._watch_waiting(flow, now_ms)
 
-    def _hand_over(self, flow: _Flow, target: str, descriptor: Descriptor) -> None:
+    def _hand_over(self, flow: Flow, target: str, descriptor: Descriptor) -> None:
         if target in flow.started:
             self._bindings[target].feed(flow.turn, descriptor)
         else:
             self._run(flow, target, [descriptor], last=False)
 
-    def _readers(self, flow: _Flow, stage: str) -> dict[str, str]:
+    def _readers(self, flow: Flow, stage: str) -> dict[str, str]:
         """The stages whose workers read what `stage` makes from its arena, by edge."""
         readers = {}
         for edge_flow in flow.edges:
@@ -399,7 +300,7 @@ class Orchestrator:
                 readers[name] = edge.target
         return readers
 
-    def _in_need_of(self, flow: _Flow, stage: str) -> list[str]:
+    def _in_need_of(self, flow: Flow, stage: str) -> list[str]:
         """The stages at work on the turn that cannot go on without the worker of `stage`."""
         return [
             at_work
@@ -407,7 +308,7 @@ class Orchestrator:
             if at_work == stage or stage in self._readers(flow, at_work).values()
         ]
 
-    def _run(self, flow: _Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
+    def _run(self, flow: Flow, stage: str, inputs: list[Descriptor], *, last: bool) -> None:
         self._bindings[stage].run(
             flow.turn,
             flow.lane,
@@ -420,7 +321,7 @@ class Orchestrator:
         )
         flow.started.add(stage)
 
-    def _for_client(self, flow: _Flow, stage: str) -> bool:
+    def _for_client(self, flow: Flow, stage: str) -> bool:
         """Whether this gateway reads what `stage` makes in this turn."""
         wanted = {self._pipeline.outputs[port] for port in flow.ports} or {stage}
         cut_here = any(
@@ -429,7 +330,7 @@ class Orchestrator:
         )
         return stage in wanted or cut_here
 
-    def _fail(self, flow: _Flow, error: ErrorInfo) -> None:
+    def _fail(self, flow: Flow, error: ErrorInfo) -> None:
         del self._flows[flow.turn]
         unsettled = set()
         for stage in flow.started:
@@ -439,30 +340,11 @@ class Orchestrator:
                 # A lane of replies runs one turn at a time, and a turn of the input lane has a
                 # single stage, which has ended or is gone: no other turn is below this floor.
                 self._bindings[stage].raise_floor(flow.lane, flow.turn + 1, {flow.turn})
-        self._emit(self._result(flow, error, frozenset(unsettled)))
-
-    @staticmethod
-    def _result(
-        flow: _Flow, error: ErrorInfo | None, unsettled: frozenset[str] = frozenset()
-    ) -> FlowEnded:
-        usage = {stage: dict(ended.usage) for stage, ended in flow.ended.items()}
-        timelines = {stage: dict(ended.timeline) for stage, ended in flow.ended.items()}
-        return FlowEnded(flow.turn, error, usage, timelines, unsettled)
+        self._emit(flow.result(error, frozenset(unsettled)))
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
-        return tuple(
-            (
-                flow.turn,
-                flow.lane,
-                tuple(sorted(flow.started)),
-                tuple(sorted(flow.ended)),
-                flow.waits_until_ms,
-                flow.stirred_ms,
-                tuple((e.cut, e.fed, e.held, e.source_ended, e.closed) for e in flow.edges),
-            )
-            for flow in sorted(self._flows.values(), key=lambda flow: flow.turn)
-        )
+        return tuple(self._flows[turn].freeze() for turn in sorted(self._flows))
 
 
 def _unasked(stage: str, status: TurnStatus) -> ErrorInfo:

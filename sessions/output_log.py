@@ -106,10 +106,8 @@ class OutputLog:
             self._drop()
 
     def _drop(self) -> None:
-        kept = self._kept.popleft()
-        self._bytes -= kept.size
-        if self._held_from is not None and kept.sequence >= self._held_from:
-            self._held_bytes -= kept.size
+        """The oldest goes, which is none of those held: who acknowledges is attached."""
+        self._bytes -= self._kept.popleft().size
 
 
 def _copy(value: Any) -> tuple[Any, int]:

@@ -31,7 +31,8 @@ class Edge:
 class Limits:
     """Bounds of a pipeline's sessions.
 
-    `sessions` counts those that are opening or closing too. `grace_ms` is how long a
+    `sessions` counts those that are opening or closing too, and so does
+    `sessions_per_tenant`; None: a tenant may have all. `grace_ms` is how long a
     session waits for a client that was cut off, and `replay_bytes` what of its output it
     keeps for that client. `lead_ms` is how far audio may be sent ahead of its play-out;
     `stall_ms` how long a client may leave its answer unread before it is let go;
@@ -40,6 +41,7 @@ class Limits:
     """
 
     sessions: int = 8
+    sessions_per_tenant: int | None = None
     idle_ms: int = 300_000
     max_age_ms: int = 3_600_000
     grace_ms: int = 30_000
@@ -82,6 +84,8 @@ class Pipeline:
     kind: Kind = Kind.DUPLEX
     state: str = ""
     """The stage that keeps the state of a step loop; "" where it is the first one."""
+    priority: int | None = 0
+    """Sessions of a lower one are parked first to make room for others; None: none are."""
 
     @property
     def entry(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 from protocol.errors import (
     AntiphonError,
@@ -19,7 +19,7 @@ from protocol.errors import (
     InvalidRequest,
     SessionStateLost,
 )
-from protocol.messages import Answer, Fence
+from protocol.messages import Fence
 from sessions.actions import (
     Action,
     AskDirectory,
@@ -27,6 +27,7 @@ from sessions.actions import (
     AttachRequested,
     ClientBlocked,
     ClientHas,
+    ClientMisspoke,
     ClientSaid,
     CloseRequested,
     Detached,
@@ -34,23 +35,17 @@ from sessions.actions import (
     Event,
     HoldClient,
     OpenRequested,
+    ParkRequested,
     Released,
-    Reported,
-    StageBound,
-    StageCrowded,
-    StageLost,
-    StageProduced,
-    StageUnavailable,
+    RestoreRequested,
     Tick,
 )
 from sessions.attachments import Attachments
-from sessions.bindings import Binding, BindingState
+from sessions.bindings import Binding
 from sessions.client import (
     Attached,
     LetGo,
     Refused,
-    Restored,
-    Restoring,
     SessionCreated,
     SessionEnded,
     SettingsUpdated,
@@ -62,6 +57,7 @@ from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
 from sessions.machine import Machine
 from sessions.pipeline import Limits, Pipeline
 from sessions.record import SessionRecord
+from sessions.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -124,25 +120,40 @@ class Session:
             gained=self._gained,
         )
         self._commands = Commands(self._attachments.emit)
-        self._bindings: dict[str, Binding] = {}
+        bindings: dict[str, Binding] = {}
         self._machine: Machine = MACHINES[pipeline.kind](
             replace(pipeline, limits=self.limits),
-            self._bindings,
+            bindings,
             emit=self._attachments.emit,
             measured=self._actions_append,
             progress=self._progress,
             settings_changed=self._settings_changed,
             new_id=new_id,
         )
-        for stage in pipeline.stages:
-            self._bindings[stage] = Binding(
-                stage,
-                lambda: self.fence,
-                self._settings_of(stage),
-                self._actions_append,
-                pipeline.output_edge(stage),
-                stage_ready=lambda of: self._bindings[of].ready,
-            )
+        self._stages = Stages(
+            pipeline,
+            lambda: self.fence,
+            self._lifecycle,
+            bindings,
+            self._machine,
+            tenant=identity.tenant,
+            expires_at_s=identity.expires_at_s,
+            act=self._actions_append,
+            emit=self._attachments.emit,
+            opened=self._opened,
+            close=self._close,
+            freed=self._release_if_free,
+        )
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """The stages whose state is parked, or on its way into the store or out of it."""
+        return self._stages.parked
+
+    @property
+    def reserved(self) -> dict[str, dict[str, int]]:
+        """What workers have reserved for it: bytes by stage and device."""
+        return self._stages.reserved
 
     @property
     def state(self) -> State:
@@ -184,7 +195,7 @@ class Session:
 
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
-        return {stage: binding.worker for stage, binding in self._bindings.items()}
+        return self._stages.workers()
 
     def prepare(self, patch: dict[str, Any]) -> None:
         """Take settings given with the open. Raises InvalidRequest."""
@@ -198,21 +209,10 @@ class Session:
                 self._record.create()
             case DirectoryAnswered():
                 self._directory_answered(event.reply)
-            case StageBound():
-                self._stage_bound(event)
-            case StageUnavailable():
-                self._stage_unavailable(event)
-            case StageCrowded():
-                self._bindings[event.stage].link_crowded(event.crowded)
-            case StageLost():
-                self._stage_lost(event.stage)
-            case Reported():
-                self._reported(event)
-            case StageProduced():
-                if self._lifecycle.live and self._bindings[event.stage].ready:
-                    self._machine.produced(event, now_ms)
             case ClientSaid():
                 self._client_said(event)
+            case ClientMisspoke():
+                self._client_misspoke(event)
             case ClientHas():
                 self._attachments.has(event.attachment, event.through)
             case ClientBlocked():
@@ -225,15 +225,19 @@ class Session:
             case CloseRequested(attachment=attachment):
                 if attachment in (None, self._attachments.controller):
                     self._close(event.reason, None)
+            case ParkRequested():
+                self._stages.park()
+            case RestoreRequested():
+                self._stages.restore()
             case Tick():
                 self._tick()
             case _:
-                assert_never(event)
+                self._stages.handle(event, now_ms)
         if self.state is State.DETACHED and self._attachments.full:
             self._machine.give_up("stalled", now_ms)
         if self._lifecycle.live and self._machine.finished:
             self._close(CloseReason.COMPLETED, None)
-        hold = self._lifecycle.live and any(b.full for b in self._bindings.values())
+        hold = self._lifecycle.live and self._stages.full
         if hold != self._held:
             self._held = hold
             self._actions.append(HoldClient(hold))
@@ -260,20 +264,14 @@ class Session:
             self._digest_written(outcome)
         elif isinstance(call, Create) and self.state is State.OPENING:
             if outcome is Outcome.OK:
-                self._bind_next()
+                self._stages.open()
             else:
                 error = AntiphonError(f"the directory answered {outcome} to the open").info()
                 self._close(CloseReason.ERROR, error)
         self._release_if_free()
 
-    def _bind_next(self) -> None:
-        """Bind the stages one after the other, in the order of the pipeline."""
-        for binding in self._bindings.values():
-            if binding.state is BindingState.UNBOUND:
-                binding.bind()
-                return
-            if not binding.ready:
-                return
+    def _opened(self) -> None:
+        """Every stage holds the session."""
         self._lifecycle.move(Trigger.OPENED, self._now_ms)
         self._announced = True
         identity = self.identity
@@ -298,6 +296,7 @@ class Session:
             return
         attachments = self._attachments
         error: ErrorInfo | None = None
+        result: dict[str, Any] = {}
         if event.attachment is not None and not attachments.speaks(event.attachment):
             if attachments.observes(event.attachment):
                 error = InvalidRequest("an observer only looks on", code="not_controller").info()
@@ -306,13 +305,21 @@ class Session:
         if event.command is not None and self._commands.repeated(event.command):
             return
         try:
-            self._machine.client(event.verb, self._now_ms)
+            result = self._machine.client(event.verb, self._now_ms)
         except AntiphonError as refusal:
             error = refusal.info()
         if event.command is not None:
-            self._commands.answer(event.command, error, self._machine.facts())
+            self._commands.answer(event.command, error, {**self._machine.facts(), **result})
         elif error is not None:
             attachments.emit(self._machine.refusal(event.verb, error))
+
+    def _client_misspoke(self, event: ClientMisspoke) -> None:
+        if (
+            self._lifecycle.live
+            and self._attachments.speaks(event.attachment)
+            and not self._commands.repeated(event.command)
+        ):
+            self._commands.answer(event.command, event.error, self._machine.facts())
 
     def _attach(self, request: AttachRequested) -> None:
         if self._lifecycle.live:
@@ -323,6 +330,8 @@ class Session:
 
     def _digest_written(self, outcome: Outcome) -> None:
         """The directory knows the secret of who arrives, or another owner of the session."""
+        if not self._lifecycle.live:
+            return
         if outcome is Outcome.OK:
             self._attachments.digest_written()
         else:
@@ -345,67 +354,6 @@ class Session:
                 self._machine.blocked(False, self._now_ms)
             else:
                 self._close(CloseReason.CLIENT, None)
-
-    # Stages
-
-    def _stage_bound(self, event: StageBound) -> None:
-        binding = self._bindings[event.stage]
-        if binding.state is BindingState.BINDING and self.state is not State.CLOSING:
-            binding.bound(event.worker, event.crowded)
-
-    def _stage_unavailable(self, event: StageUnavailable) -> None:
-        if self.state is State.OPENING:
-            self._close(CloseReason.ADMISSION, event.error)
-
-    def _stage_lost(self, stage: str) -> None:
-        binding = self._bindings[stage]
-        if binding.state in (BindingState.UNBOUND, BindingState.BINDING):
-            return
-        unapplied_bytes = binding.lost()
-        if self.state is State.OPENING:
-            error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
-            self._close(CloseReason.ENGINE_LOST, error)
-        elif self._lifecycle.live:
-            self._attachments.emit(Restoring(stage))
-            self._machine.stage_lost(stage, unapplied_bytes, self._now_ms)
-            binding.bind()
-        else:
-            self._release_if_free()
-
-    def _reported(self, event: Reported) -> None:
-        binding = self._bindings[event.stage]
-        binding.reported(event.report)
-        live = self._lifecycle.live
-        if not isinstance(event.report, Answer):
-            if live and binding.ready:
-                self._machine.report(event.stage, event.report, self._now_ms)
-            return
-        if (refused := binding.refused_settings(event.report)) is not None:
-            if live and not self._machine.settings_refused(event.stage, refused, self._now_ms):
-                self._close(CloseReason.ENGINE_LOST, refused)
-            return
-        if not binding.awaits(event.report):
-            if live and binding.ready:
-                self._machine.report(event.stage, event.report, self._now_ms)
-            return
-        was_opening = binding.state is BindingState.OPENING
-        error = binding.answered(event.report)
-        if self.state is State.OPENING:
-            if error is not None:
-                self._close(CloseReason.ADMISSION, error)
-            else:
-                self._bind_next()
-        elif live and error is not None:
-            # The new worker will not have the session: there is nothing to go on with.
-            self._machine.stage_refused(event.stage, error, self._now_ms)
-            self._close(CloseReason.ENGINE_LOST, error)
-        elif live and was_opening and binding.ready:
-            for other in self._bindings.values():
-                other.send_waiting()
-            self._machine.stage_ready(event.stage, self._now_ms)
-            self._attachments.emit(Restored(event.stage))
-        elif not live:
-            self._release_if_free()
 
     # Closing
 
@@ -449,16 +397,13 @@ class Session:
         if self._announced:
             self._attachments.emit(SessionEnded(reason.value, error))
         self._attachments.end()
-        for binding in reversed(self._bindings.values()):
-            binding.close(reason.value)
+        self._stages.close(reason)
         self._release_if_free()
 
     def _give_up_waiting(self) -> None:
         """A worker did not answer the close, or the directory did not: what they hold of the
         session ends there by their own clocks."""
-        for binding in self._bindings.values():
-            if not binding.freed:
-                binding.lost()
+        self._stages.give_up()
         if not self._record.busy:
             self._record.remove()
         if self._record.busy:
@@ -468,7 +413,7 @@ class Session:
     def _release_if_free(self) -> None:
         if self.state is not State.CLOSING:
             return
-        if not all(binding.freed for binding in self._bindings.values()):
+        if not self._stages.freed:
             return
         if self._record.held:
             self._record.remove()
@@ -508,9 +453,6 @@ class Session:
             )
         )
 
-    def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
-        return lambda: self._machine.stage_settings(stage)
-
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
         return (
@@ -519,6 +461,6 @@ class Session:
             self._commands.freeze(),
             self._record.freeze(),
             self._held,
-            tuple(binding.freeze() for binding in self._bindings.values()),
+            self._stages.freeze(),
             self._machine.freeze(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pydantic
 
-from protocol.config import ConfigFile, PipelineConfig, config_error
+from protocol.config import ConfigFile, PipelineConfig, StageConfig, config_error
 from protocol.config_source import Location, Problem
 from protocol.edges import edge_name
 from protocol.errors import ConfigError
@@ -28,7 +28,7 @@ def check_stages(file: ConfigFile) -> None:
         except ConfigError as error:
             problems.append(file.source.problem((*location, "engine"), error.message))
         except pydantic.ValidationError as error:
-            known = ("engine", "replicas", *engine.Options.model_fields)
+            known = (*StageConfig.model_fields, *engine.Options.model_fields)
             problems += file.source.problems_of(error, location, known)
     for name, pipeline in file.config.pipelines.items():
         for location, reason in _mismatches(("pipelines", name), pipeline, engines):

@@ -25,9 +25,11 @@ from protocol.messages import (
     Feed,
     Fence,
     Open,
+    Park,
     RaiseFloor,
     Replay,
     Report,
+    RoomWanted,
     Run,
     Signal,
     StageEvent,
@@ -38,8 +40,10 @@ from protocol.messages import (
     WorkerStatus,
 )
 from sessions.deadlines import Deadlines
+from sessions.ledger import Ledger
 from workers.control_events import (
     Action,
+    Announce,
     AttachArena,
     CommandReceived,
     ControlLimits,
@@ -47,6 +51,7 @@ from workers.control_events import (
     Emitted,
     EngineReady,
     Event,
+    ForgetParked,
     GatewayDown,
     GatewayUp,
     InputFailed,
@@ -57,21 +62,31 @@ from workers.control_events import (
     OutputRefused,
     SendOutput,
     SendReport,
+    SessionMeasured,
     Settle,
     ShuttingDown,
     Tick,
     TurnCommitted,
     TurnFinished,
 )
-from workers.session_control import SessionControl, SessionState
+from workers.reopens import Reopens
+from workers.rooms import Rooms
+from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
 
 
 class Control:
     """All sessions of one worker."""
 
-    def __init__(self, limits: ControlLimits | None = None) -> None:
+    def __init__(
+        self,
+        limits: ControlLimits | None = None,
+        ledger: Ledger | None = None,
+        declare: Declare = lambda settings: {},
+    ) -> None:
         self._limits = limits or ControlLimits()
+        self._ledger = ledger or Ledger()
+        self._declare = declare
         self._ready = False
         self._stopping = False
         self._sessions: dict[str, SessionControl] = {}
@@ -79,11 +94,21 @@ class Control:
         self._crowded: set[str] = set()
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        # Whose sessions are in the store, and how long ago who had them has gone.
+        self._parked: OrderedDict[str, str] = OrderedDict()
+        self._parked_alone_ms: dict[str, float] = {}
+        self._past_opens: OrderedDict[tuple[Fence, str], Answer] = OrderedDict()
+        """What was answered to the opens of sessions that are here no more."""
         self._timed = Deadlines()
         self._unsaid: set[str] = set()
-        # Opens that wait for the same session's earlier state to be freed.
-        self._reopens: dict[str, tuple[str, Open]] = {}
+        self._reopens = Reopens(self._limits, self._refuse)
         self._totals = Totals()
+        self._rooms = Rooms(
+            self._ledger,
+            self._limits,
+            lambda session: self._report(session.owner, RoomWanted(session.session)),
+            self._gateways.__contains__,
+        )
         self._actions: list[Action] = []
 
     @property
@@ -104,7 +129,7 @@ class Control:
     @property
     def kept_bytes(self) -> int:
         """Output that no consumer has acknowledged yet, in all sessions."""
-        return self._totals.kept_bytes
+        return self._ledger.kept_bytes
 
     @property
     def progress(self) -> int:
@@ -120,15 +145,18 @@ class Control:
             self.progress,
             resident_bytes,
             self.ready,
-            self.kept_bytes,
+            self._ledger.devices(),
         )
 
     @property
     def deadline_ms(self) -> float | None:
         """When the next `Tick` is due."""
         times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
-        if (first := self._timed.next_ms()) is not None:
-            times.append(first)
+        alone = self._limits.parked_alone_ms
+        times += [gone + alone for gone in self._parked_alone_ms.values()]
+        for first in (self._timed.next_ms(), self._rooms.deadline_ms):
+            if first is not None:
+                times.append(first)
         return min(times, default=None)
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
@@ -139,6 +167,7 @@ class Control:
             case GatewayUp():
                 self._gateways.add(event.gateway)
                 self._gone_ms.pop(event.gateway, None)
+                self._parked_alone_ms.pop(event.gateway, None)
                 self._free_sessions_of(event.gateway, now_ms)
             case GatewayDown():
                 self._gateway_down(event.gateway, now_ms)
@@ -146,12 +175,17 @@ class Control:
                 self._link_crowded(event.gateway, event.crowded)
             case EngineReady():
                 self._ready = True
+                self._actions.append(Announce())
             case Settle():
                 pass
             case Tick():
                 self._tick(now_ms)
+            case SessionMeasured():
+                self._ledger.measure(event.session, event.measured)
             case ShuttingDown():
                 self._stopping = True
+                # Before anybody is told that a session is lost here, and looks for a place.
+                self._actions.append(Announce())
                 for session in list(self._sessions.values()):
                     session.close(None, now_ms)
                     self._note(session, now_ms)
@@ -160,6 +194,8 @@ class Control:
                 if session_ is not None:
                     self._engine_event(session_, event, now_ms)
                     self._note(session_, now_ms)
+        for served in self._rooms.serve(self._sessions.values(), now_ms):
+            self._note(served, now_ms)
         if not isinstance(event, CommandReceived):
             # Only commands come in numbers, and have a `Settle` behind them.
             self._settle()
@@ -174,10 +210,14 @@ class Control:
             tuple(session.freeze() for session in self._sessions.values()),
             tuple(sorted(self._gateways)),
             tuple(sorted(self._crowded)),
-            tuple(sorted(self._gone_ms)),
+            tuple(sorted(self._gone_ms.items())),
             tuple(self._fences.items()),
-            tuple(sorted(self._reopens)),
+            tuple(self._past_opens.items()),
+            (tuple(self._parked.items()), tuple(sorted(self._parked_alone_ms.items()))),
+            self._reopens.freeze(),
+            self._rooms.freeze(),
             (self._totals.turns, self._totals.waiting),
+            self._ledger.freeze(),
         )
 
     def _engine_event(
@@ -230,9 +270,14 @@ class Control:
         if not self._admits(gateway, fence):
             self._refuse(gateway, command, Fenced("another gateway owns this session"))
             return
+        if isinstance(command, Open) and (past := self._past_opens.get((fence, command.command))):
+            self._report(gateway, past)
+            return
         session = self._sessions.get(fence.session)
         if session is None:
             self._command_unknown(gateway, command, now_ms)
+            return
+        if self._reopens.takes(gateway, command):
             return
         session.epoch, session.owner = fence.epoch, fence.owner
         session.turns.link_crowded(fence.owner in self._crowded)
@@ -240,8 +285,7 @@ class Control:
         match command:
             case Open() if not session.knows(command.command):
                 # Its owner has given up what is here, and wants it anew.
-                self._refuse_reopen(fence.session)
-                self._reopens[fence.session] = (gateway, command)
+                self._reopens.put(gateway, command)
                 session.close(None, now_ms)
             case Update():
                 session.update(command, now_ms)
@@ -256,10 +300,12 @@ class Control:
             case Replay():
                 session.replay(command)
             case Close():
-                self._refuse_reopen(fence.session)
+                self._reopens.refuse(fence.session)
                 session.close(command.command, now_ms)
-            case Open() | Configure() | Signal() | Run() | Feed():
+            case Open() | Configure() | Signal() | Run() | Feed() | Park():
                 session.command(command, now_ms)
+                if not session.evictable:
+                    self._rooms.declined(session.session)
         self._note(session, now_ms)
 
     def _command_unknown(self, gateway: str, command: Command, now_ms: float) -> None:
@@ -277,6 +323,8 @@ class Control:
                 self._open(command, now_ms)
             case Close():
                 self._remember_fence(command.fence)
+                self._parked.pop(command.fence.session, None)
+                self._actions.append(ForgetParked(command.fence.session))
                 self._report(gateway, Answer(command.fence.session, command.command))
             case _:
                 self._refuse(gateway, command, SessionStateLost("this worker has no such session"))
@@ -284,12 +332,15 @@ class Control:
     def _open(self, command: Open, now_ms: float) -> None:
         fence = command.fence
         self._remember_fence(fence)
+        self._parked.pop(fence.session, None)
         session = SessionControl(
             fence.session,
             fence.epoch,
             fence.owner,
             self._limits,
             self._totals,
+            self._ledger,
+            self._declare,
             self._actions_append,
             self._report,
             self._send_output,
@@ -326,7 +377,7 @@ class Control:
         for payload in payloads_of(command):
             self._actions.append(DiscardPayload(payload))
         match command:
-            case Open() | Configure() | Signal() | Replay() | Close():
+            case Open() | Configure() | Signal() | Replay() | Park() | Close():
                 self._report(gateway, Answer(name, command.command, error.info()))
             case Run():
                 ended = TurnEnded(name, command.turn, TurnStatus.FAILED, error.info())
@@ -337,7 +388,9 @@ class Control:
     def _gateway_down(self, gateway: str, now_ms: float) -> None:
         self._gateways.discard(gateway)
         self._link_crowded(gateway, False)
-        self._reopens = {n: r for n, r in self._reopens.items() if r[0] != gateway}
+        self._reopens.gateway_gone(gateway)
+        if gateway in self._parked.values():
+            self._parked_alone_ms[gateway] = now_ms
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
             self._gone_ms[gateway] = now_ms
@@ -363,10 +416,6 @@ class Control:
                 session.close(None, now_ms)
                 self._note(session, now_ms)
 
-    def _refuse_reopen(self, name: str) -> None:
-        if (reopen := self._reopens.pop(name, None)) is not None:
-            self._refuse(*reopen, SessionStateLost("the session was closed"))
-
     def _tick(self, now_ms: float) -> None:
         for name in self._timed.due(now_ms):
             session = self._sessions[name]
@@ -376,17 +425,37 @@ class Control:
             if now_ms >= gone_ms + self._limits.owner_gone_ms:
                 del self._gone_ms[gateway]
                 self._free_sessions_of(gateway, now_ms)
+        for gateway, gone_ms in list(self._parked_alone_ms.items()):
+            if now_ms >= gone_ms + self._limits.parked_alone_ms:
+                del self._parked_alone_ms[gateway]
+                for name in [name for name, owner in self._parked.items() if owner == gateway]:
+                    del self._parked[name]
+                    self._actions.append(ForgetParked(name))
 
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
+            if session.parked:
+                self._parked[name] = session.owner
+                if len(self._parked) > self._limits.remembered_fences:
+                    self._parked.popitem(last=False)
+            if session.opened is not None:
+                command, answer = session.opened
+                self._past_opens[command.fence, command.command] = answer
+                if len(self._past_opens) > self._limits.remembered_fences:
+                    self._past_opens.popitem(last=False)
+            self._ledger.release(name)
             self._timed.set(name, None)
             self._unsaid.discard(name)
-            if (reopen := self._reopens.pop(name, None)) is not None:
-                self._command_unknown(*reopen, now_ms)
+            self._rooms.forget(name)
+            if (reopen := self._reopens.pop(name)) is not None:
+                for waiting in (reopen.command, *reopen.following):
+                    self._command(reopen.gateway, waiting, now_ms)
             return
+        if session.shortage is not None:
+            self._rooms.wait(session, now_ms)
         if session.unsaid:
             self._unsaid.add(name)
         self._timed.set(name, session.deadline_ms)

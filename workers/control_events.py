@@ -22,8 +22,12 @@ class ControlLimits:
     """Bounds of a worker's control side. What exceeds one is refused with its reason.
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
-    stretch is stated as lost. `cancel_ms`: how long an engine may take to stop a turn.
-    `owner_gone_ms`: how long sessions outlive the link to their gateway.
+    stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
+    `room_answer_ms`: how long one of them may take to begin with it before another is asked.
+    `cancel_ms`: how long an engine may take to stop a turn. Output of more than
+    `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
+    `owner_gone_ms`: how long sessions outlive the link to their gateway, and
+    `parked_alone_ms` what is parked of them.
     """
 
     sessions: int = 256
@@ -36,8 +40,12 @@ class ControlLimits:
     fed_payloads: int = 256
     fed_bytes: int = 8 * 1024 * 1024
     lanes: int = 256
+    twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
+    room_ms: float = 5_000.0
+    room_answer_ms: float = 1_000.0
     owner_gone_ms: float = 30_000.0
+    parked_alone_ms: float = 30_000.0
     remembered_answers: int = 256
     remembered_turns: int = 256
     remembered_fences: int = 4096
@@ -90,7 +98,7 @@ class LinkCrowded(msgspec.Struct, frozen=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True):
-    """The model is loaded: sessions may be opened."""
+    """The model is loaded, and the ledger knows what it holds: sessions may be opened."""
 
 
 class OperationDone(msgspec.Struct, frozen=True):
@@ -99,6 +107,13 @@ class OperationDone(msgspec.Struct, frozen=True):
     session: str
     error: ErrorInfo | None = None
     result: dict[str, Any] = {}
+
+
+class SessionMeasured(msgspec.Struct, frozen=True):
+    """The engine has measured what the session holds, in bytes by device."""
+
+    session: str
+    measured: dict[str, int]
 
 
 class InputFailed(msgspec.Struct, frozen=True):
@@ -190,6 +205,7 @@ Event = (
     | LinkCrowded
     | EngineReady
     | OperationDone
+    | SessionMeasured
     | InputFailed
     | InputTaken
     | Emitted
@@ -206,13 +222,35 @@ Event = (
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """Make the engine's session; answer with `OperationDone`."""
+    """Make the engine's session, from its parked state if so; answer with `OperationDone`.
+
+    Its result says under `parks` whether the state can be parked, and of one that was parked
+    under `committed_step` the step it is at.
+    """
 
     session: str
     epoch: int
     settings: dict[str, Any]
     owner: str
     output: OutputEdge | None = None
+    restore: bool = False
+
+
+class ParkSession(msgspec.Struct, frozen=True):
+    """Write the session's state into the store, where it stays until `expires_at_s`.
+
+    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes.
+    """
+
+    session: str
+    step: int
+    expires_at_s: int
+
+
+class ForgetParked(msgspec.Struct, frozen=True):
+    """Nobody will restore what is parked of this session."""
+
+    session: str
 
 
 class ConfigureSession(msgspec.Struct, frozen=True):
@@ -236,6 +274,10 @@ class ApplyInput(msgspec.Struct, frozen=True):
     session: str
     sequence: int
     payload: Descriptor
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """Tell every gateway at once that the worker is ready, or is no longer."""
 
 
 class AttachArena(msgspec.Struct, frozen=True):
@@ -345,6 +387,8 @@ class SendReport(msgspec.Struct, frozen=True):
 
 Action = (
     OpenSession
+    | ParkSession
+    | ForgetParked
     | ConfigureSession
     | SignalSession
     | ApplyInput
@@ -356,6 +400,7 @@ Action = (
     | VoidTurn
     | AbandonTurn
     | FreeSession
+    | Announce
     | AttachArena
     | DiscardPayload
     | PaceTurn

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pydantic
@@ -20,6 +21,22 @@ import pydantic
 from protocol.errors import InvalidRequest
 from protocol.payloads import Payload, PayloadType
 from protocol.schema import PayloadSchema
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What a loaded engine holds of one device for all its sessions together, in bytes.
+
+    `model`: weights and work space; of the host's memory ("cpu") the runtime measures it
+    itself. `pool`: what was set aside for sessions; what they declare comes out of it, and
+    together they cannot have more.
+    `total`: the device's memory, the budget where the config names none.
+    """
+
+    model: int = 0
+    pool: int = 0
+    total: int | None = None
+
 
 EmitEvent = Callable[[str, dict[str, Any]], None]
 """Report something that the engine noticed outside any turn: (name, arguments)."""
@@ -102,9 +119,34 @@ class EngineSession(ABC):
         """
         raise InvalidRequest("this engine takes no signals", code="unsupported")
 
+    def measure(self) -> dict[str, int] | None:
+        """The bytes that the session holds now, by device, counted and not estimated
+        (`workers.storages` does so for arrays); None where the engine cannot tell.
+
+        Asked for after the open, after settings and signals and after every turn: it must
+        be quick. A session counts with the larger of this and what was declared.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Free everything that the session holds. Running turns are cancelled before."""
+
+
+class ParkableSession(EngineSession):
+    """A session whose state can leave the device and come back.
+
+    Its engine overrides `Engine.restore` and `Engine.weights`.
+    """
+
+    @abstractmethod
+    async def snapshot(self, path: Path) -> None:
+        """Write the session's state to a new file at `path`, where none is yet.
+
+        No turn runs meanwhile and nothing is applied; afterwards the session is closed, or
+        goes on as it was if this raises or is cancelled. Whoever restores it gets the same
+        state to the last bit of what later turns depend on.
+        """
 
 
 class Engine(ABC):
@@ -137,6 +179,20 @@ class Engine(ABC):
         pinned one.
         """
 
+    def devices(self) -> dict[str, DeviceUse]:
+        """What it holds for all sessions together, by device ("cpu", "cuda:0"), once loaded."""
+        return {}
+
+    def declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        """The most bytes that a session with `settings` holds, by device; its inputs and what
+        it emits do not count.
+
+        They are reserved before `open` and `configure` are called, and for a session that
+        is refused they are free again. A function of options and settings alone. Raises
+        protocol.errors.InvalidRequest for settings that it cannot honour.
+        """
+        return {}
+
     @abstractmethod
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
         """A session's state on this engine.
@@ -144,6 +200,21 @@ class Engine(ABC):
         Raises protocol.errors.InvalidRequest for settings it cannot honour and
         protocol.errors.CapacityExceeded when it has no room.
         """
+
+    def weights(self) -> str:
+        """What a snapshot fits: a digest of the weights and of every option that decides how
+        a state is read. Known once it is loaded; empty for engines that restore nothing."""
+        return ""
+
+    async def restore(
+        self, session: str, settings: dict[str, Any], emit: EmitEvent, path: Path
+    ) -> EngineSession:
+        """A session with the state of the snapshot at `path`, made under the same `weights`.
+
+        Raises as `open` does, and protocol.errors.SessionStateLost for a snapshot that it
+        cannot read. The file is gone after this returns.
+        """
+        raise InvalidRequest("this engine restores nothing", code="unsupported")
 
     @abstractmethod
     async def shutdown(self) -> None:

@@ -54,7 +54,6 @@ class _Turn(Generic[Kept]):
 
     pieces: deque[_Piece[Kept]] = field(default_factory=deque)
     last: int = 0
-    acknowledged: int = 0
 
 
 class Retention(Generic[Kept]):
@@ -92,7 +91,6 @@ class Retention(Generic[Kept]):
         kept = self._turns.get(turn)
         if kept is None:
             return []
-        kept.acknowledged = max(kept.acknowledged, min(through, kept.last))
         gone = []
         while kept.pieces and kept.pieces[0].sequence <= through:
             gone.append(self._drop(kept.pieces.popleft()))
@@ -145,6 +143,10 @@ class Retention(Generic[Kept]):
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""
         return tuple(
-            (turn, kept.last, kept.acknowledged, tuple(piece.sequence for piece in kept.pieces))
+            (
+                turn,
+                kept.last,
+                tuple((piece.sequence, piece.kept_ms) for piece in kept.pieces),
+            )
             for turn, kept in sorted(self._turns.items())
         )

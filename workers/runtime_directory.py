@@ -26,11 +26,22 @@ def runtime_directory() -> Iterator[Path]:
 
     Its path is short enough for Unix sockets. Removed at the end.
     """
+    with private_directory(_parent()) as directory:
+        yield directory
+
+
+def _parent() -> Path:
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if not os.access(parent, os.W_OK | os.X_OK):
         parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
         parent = Path("/tmp")
+    return parent
+
+
+@contextmanager
+def private_directory(parent: Path) -> Iterator[Path]:
+    """A new directory of mode 0700 in `parent`, removed at the end."""
     sweep(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     # Only a locked file gets the name that a sweep looks for.

@@ -5,15 +5,18 @@ A plain state machine: commands whose fence has been checked come in, actions go
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
     ErrorInfo,
+    InvalidRequest,
+    SessionBusy,
     SessionStateLost,
 )
 from protocol.messages import (
@@ -22,6 +25,7 @@ from protocol.messages import (
     Configure,
     Feed,
     Open,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Replay,
@@ -33,19 +37,23 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.ledger import Ledger, OutOfBytes
 from workers.control_events import (
     Action,
     ApplyInput,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
+    ForgetParked,
     FreeSession,
     OpenSession,
     OperationDone,
+    ParkSession,
     SendOutput,
     SignalSession,
 )
 from workers.input_order import InputOrder
+from workers.mailbox import InOrder, Mailbox, Waiting
 from workers.turn_control import Totals, TurnControl
 
 
@@ -58,13 +66,11 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
-@dataclass
-class _Waiting:
-    """A command in the mailbox; it is carried out once input through `barrier` is."""
+Declare = Callable[[dict[str, Any]], Mapping[str, int]]
+"""The bytes, by device, that a session with these settings may hold at most.
 
-    command: Open | Configure | Signal | Run | Feed
-    barrier: int
-    received_ms: float
+Raises AntiphonError for settings that the engine refuses. A function of the settings alone.
+"""
 
 
 @dataclass
@@ -76,25 +82,45 @@ class SessionControl:
     owner: str
     limits: ControlLimits
     totals: Totals
+    ledger: Ledger
+    declare: Declare
     act: Callable[[Action], None]
     report: Callable[[str, Report], None]
     send_output: Callable[[SendOutput], None]
     state: SessionState = SessionState.OPENING
     unsaid: bool = False
     gap_since_ms: float | None = None
+    priority: int | None = 0
+    progress_ms: float = 0.0
+    """When the engine last got something done for it."""
+    _parks: bool = False
+    opened: tuple[Open, Answer] | None = None
+    """How the open was answered."""
+    _opening: Open | None = None
+    parking: bool = False
+    """Whether the state is on its way into the store."""
+    parked: bool = False
+    """Whether the state has gone into the store."""
+    _kept_ms: float | None = None
+    """When the state could last not be put away."""
+    _stored: bool = False
+    """Whether the state may be in the store."""
+    _no_room: OutOfBytes | None = None
     _busy: str | None = None
+    _reserving: bool = False
     _resetting: bool = False
-    _mailbox: deque[_Waiting] = field(default_factory=deque)
     _input: InputOrder = field(default_factory=InputOrder)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
     _close_by_ms: float = 0.0
 
     def __post_init__(self) -> None:
+        self._mailbox = Mailbox(self.totals)
         self.turns = TurnControl(
             self.session,
             self.limits,
             self.totals,
+            self.ledger,
             self.act,
             report=self._tell,
             send_output=self._send_output,
@@ -103,12 +129,14 @@ class SessionControl:
 
     # Commands
 
-    def command(self, command: Open | Configure | Signal | Run | Feed, now_ms: float) -> None:
+    def command(self, command: InOrder, now_ms: float) -> None:
         """Take a command into the mailbox and carry out what can be."""
-        if isinstance(command, Open | Configure | Signal) and self._repeated(command.command):
+        if isinstance(command, Open | Configure | Signal | Park) and self._repeated(
+            command.command
+        ):
             return
         if isinstance(command, Run) and (
-            self.turns.knows(command.turn) or self._waits(command.turn)
+            self.turns.knows(command.turn) or self._mailbox.holds(command.turn)
         ):
             return
         if self.state is SessionState.CLOSING:
@@ -125,8 +153,7 @@ class SessionControl:
             barrier = command.after_input
         elif isinstance(command, Feed):
             barrier = 0
-        self._mailbox.append(_Waiting(command, barrier, now_ms))
-        self.totals.waiting += 1
+        self._mailbox.put(Waiting(command, barrier, now_ms))
         self._pump(now_ms)
 
     def knows(self, command: str) -> bool:
@@ -148,17 +175,15 @@ class SessionControl:
     def raise_floor(self, command: RaiseFloor, now_ms: float) -> None:
         """Cancel the lane's turns below the floor, also those that wait, and void what ended."""
         floor = self.turns.raise_floor(command.lane, command.floor, now_ms)
-        for waiting in list(self._mailbox):
-            run = waiting.command
-            if isinstance(run, Run) and run.lane == command.lane and run.turn < floor:
-                self._drop_waiting(run.turn, TurnStatus.CANCELLED, None)
+        for turn in self._mailbox.turns_below(command.lane, floor):
+            self._drop_waiting(turn, TurnStatus.CANCELLED, None)
         self._pump(now_ms)
 
     def stop(self, turn: int, now_ms: float) -> None:
         """Cancel a turn that waits or runs; what has completed stays."""
         if self.turns.runs(turn):
             self.turns.cancel(turn, now_ms)
-        elif self._waits(turn):
+        elif self._mailbox.holds(turn):
             self._drop_waiting(turn, TurnStatus.CANCELLED, None)
             self._pump(now_ms)
 
@@ -172,17 +197,96 @@ class SessionControl:
 
     def close(self, command: str | None, now_ms: float) -> None:
         """Cancel everything, then free the session; answered once that is done."""
+        if self._no_room is not None:
+            # Nothing has been made of it yet.
+            self.refuse_room(now_ms)
+            if command is not None:
+                assert self._opening is not None
+                if self._opening.restore:
+                    self.act(ForgetParked(self.session))
+                self.report(self.owner, Answer(self.session, command))
+            return
         if command is not None and command not in self._closers:
             self._closers.append(command)
         if self.state is not SessionState.CLOSING:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
-            self._refuse_waiting(SessionStateLost("the session was closed"), now_ms)
-            for update in self._input.clear():
-                self.act(DiscardPayload(update.payload))
-            self.gap_since_ms = None
+            self._discard_waiting("the session was closed", now_ms)
             self.turns.cancel_all(now_ms)
         self._finish_closing()
+
+    # Room
+
+    @property
+    def shortage(self) -> Mapping[str, int] | None:
+        """What others would have to free, by device, before the session can be opened."""
+        return None if self._no_room is None else self._no_room.shortage
+
+    @property
+    def room_of(self) -> str | None:
+        """The tenant whose sessions alone can make the room; None: anybody's can."""
+        return None if self._no_room is None else self._no_room.tenant
+
+    @property
+    def tenant(self) -> str:
+        """Whom its bytes count for."""
+        return "" if self._opening is None else self._opening.tenant
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it makes room already: it is being parked or closed."""
+        return self.parking or self.state is SessionState.CLOSING
+
+    @property
+    def opening(self) -> bool:
+        """Whether it may turn out to be one that can make room for another."""
+        return self.state is SessionState.OPENING and self.priority is not None
+
+    @property
+    def parkable(self) -> bool:
+        """Whether it can make room for another once it has nothing to do."""
+        able = self.priority is not None and self._parks and not self.parking
+        return able and self.state is SessionState.OPEN
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it can make room for another now."""
+        return (
+            self.parkable
+            and self._busy is None
+            and not self._mailbox
+            and not self._input
+            and self._unparkable() is None
+        )
+
+    def kept_lately(self, now_ms: float) -> bool:
+        """Whether the state could not be put away, for a reason that may well still hold."""
+        return self._kept_ms is not None and now_ms < self._kept_ms + self.limits.room_ms
+
+    def open_if_room(self, now_ms: float) -> bool:
+        """Have the engine open the session; False while others have to make room first."""
+        opened = self._opening
+        assert opened is not None
+        self._no_room = None
+        if self._reserved(opened.settings, now_ms):
+            self._stored = opened.restore
+            self.act(
+                OpenSession(
+                    self.session,
+                    self.epoch,
+                    opened.settings,
+                    self.owner,
+                    opened.output,
+                    opened.restore,
+                )
+            )
+        return self._no_room is None
+
+    def refuse_room(self, now_ms: float) -> None:
+        """Nobody can make the room that the session waits for."""
+        error, self._no_room = self._no_room, None
+        assert error is not None
+        self.operation_done(OperationDone(self.session, error.info()), now_ms)
 
     # What the engine did
 
@@ -192,18 +296,39 @@ class SessionControl:
         if command is None:
             raise ValueError(f"session {event.session} has no operation in progress")
         self.totals.progress += 1
+        self.progress_ms = now_ms
         opening = self.state is SessionState.OPENING
+        parking, self.parking = self.parking, False
+        self._stored = self._stored and parking and event.error is None
+        if parking:
+            self._kept_ms = None if event.error is None else now_ms
         result = event.result
+        if self._reserving:
+            self._reserving = False
+            self.ledger.settle(self.session, taken=event.error is None)
+            reserved = self.ledger.of(self.session)
+            if event.error is None and reserved:
+                result = {**result, "bytes": reserved}
         if self._resetting and event.error is None:
             result = {**result, "committed_step": 0}
             self.turns.begin_anew()
         self._resetting = False
-        self._answer(Answer(self.session, command, event.error, result))
+        if opening and event.error is None:
+            self._parks = result.get("parks", False)
+            self.turns.steps.restore(result.get("committed_step", 0))
+        answer = Answer(self.session, command, event.error, result)
+        if opening and self._opening is not None:
+            self.opened = (self._opening, answer)
+        self._answer(answer)
         if self.state is SessionState.CLOSING:
             self._finish_closing()
+        elif parking and event.error is None:
+            self._discard_waiting("the session was parked", now_ms)
+            self.parked = True
+            self._free()
         elif opening and event.error is not None:
             self.state = SessionState.CLOSED
-            self._refuse_waiting(SessionStateLost("the session could not be opened"), now_ms)
+            self._discard_waiting("the session could not be opened", now_ms)
         else:
             self.state = SessionState.OPEN
             self._pump(now_ms)
@@ -236,14 +361,19 @@ class SessionControl:
             self.report(self.owner, ReceivedThrough(self.session, self._input.received))
 
     def freeze(self) -> tuple[object, ...]:
-        """The canonical state."""
+        """The canonical state, but for `progress_ms`, by which one of several is chosen."""
         return (
             self.session,
             self.epoch,
             self.owner,
             self.state.value,
-            self._busy,
-            tuple((item.barrier, item.command) for item in self._mailbox),
+            self._close_by_ms if self.state is SessionState.CLOSING else None,
+            tuple(self._closers),
+            (self._busy, self._resetting),
+            (self.unsaid, self.gap_since_ms),
+            (self.priority, self._parks, self._no_room is not None),
+            (self.parking, self._stored, self._kept_ms),
+            self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),
             self.turns.freeze(),
@@ -254,23 +384,24 @@ class SessionControl:
     def _pump(self, now_ms: float) -> None:
         """Carry out, in order, what nothing stands before any more."""
         while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
-            head = self._mailbox[0] if self._mailbox else None
+            head = self._mailbox.head
             if head is None or self._input.received < head.barrier:
                 following = self._input.take()
                 if following is None:
                     break
                 self.unsaid = True
                 self.totals.progress += 1
+                self.progress_ms = now_ms
                 self.act(ApplyInput(self.session, following.sequence, following.payload))
                 self.gap_since_ms = None
                 continue
             if self._must_wait(head.command):
-                self._pass_feeds(now_ms)
+                # Running turns get their input past a command that may wait for their end.
+                for feed in self._mailbox.take_feeds(self.turns.runs):
+                    self.turns.feed(feed, now_ms)
                 break
-            self._mailbox.popleft()
-            self.totals.waiting -= 1
-            self._carry_out(head, now_ms)
-        head = self._mailbox[0] if self._mailbox else None
+            self._carry_out(self._mailbox.take(), now_ms)
+        head = self._mailbox.head
         missing = self._busy is None and (bool(self._input) or head is not None)
         if head is not None and self._input.received >= head.barrier:
             missing = missing and not self._must_wait(head.command)
@@ -279,7 +410,7 @@ class SessionControl:
         elif self.gap_since_ms is None:
             self.gap_since_ms = now_ms
 
-    def _must_wait(self, command: Open | Configure | Signal | Run | Feed) -> bool:
+    def _must_wait(self, command: InOrder) -> bool:
         """Whether a step runs whose state the command would change, or move on."""
         if self.turns.steps.running is None:
             return False
@@ -287,22 +418,13 @@ class SessionControl:
             isinstance(command, Run) and command.step is not None
         )
 
-    def _pass_feeds(self, now_ms: float) -> None:
-        """Hand running turns their input past a command that may wait for their end."""
-        waiting, self._mailbox = self._mailbox, deque()
-        for item in waiting:
-            if isinstance(item.command, Feed) and self.turns.runs(item.command.turn):
-                self.totals.waiting -= 1
-                self.turns.feed(item.command, now_ms)
-            else:
-                self._mailbox.append(item)
-
     def _give_up_gap(self, now_ms: float) -> None:
         """State as lost what is missing before the next held input or waiting command.
 
         Where nothing is missing (an operation takes too long) the oldest input is lost.
         """
-        barrier = self._mailbox[0].barrier if self._mailbox else 0
+        head = self._mailbox.head
+        barrier = 0 if head is None else head.barrier
         first, last, lost = self._input.give_up(barrier)
         if lost is not None:
             self.act(DiscardPayload(lost.payload))
@@ -312,11 +434,19 @@ class SessionControl:
         self.report(self.owner, StageEvent(self.session, "input_lost", arguments))
         self._pump(now_ms)
 
-    def _carry_out(self, waiting: _Waiting, now_ms: float) -> None:
+    def _carry_out(self, waiting: Waiting, now_ms: float) -> None:
         match waiting.command:
-            case Open(command=command, settings=settings, output=output):
+            case Open() as opened:
+                self._busy = opened.command
+                self._opening = opened
+                self.priority = opened.priority
+                self.open_if_room(now_ms)
+            case Park() as park if (error := self._unparkable()) is not None:
+                self._refuse(park, error, now_ms)
+            case Park(command=command, expires_at_s=expires_at_s):
                 self._busy = command
-                self.act(OpenSession(self.session, self.epoch, settings, self.owner, output))
+                self.parking = self._stored = True
+                self.act(ParkSession(self.session, self.turns.steps.committed, expires_at_s))
             case Configure() | Signal() as control if (
                 error := self._unusable(control)
             ) is not None:
@@ -325,7 +455,8 @@ class SessionControl:
             case Configure(command=command, settings=settings):
                 self._busy = command
                 self._input.controls += 1
-                self.act(ConfigureSession(self.session, settings))
+                if self._reserved(settings, now_ms):
+                    self.act(ConfigureSession(self.session, settings))
             case Signal(command=command, name=name, arguments=arguments):
                 self._busy = command
                 self._resetting = name == RESET
@@ -336,54 +467,71 @@ class SessionControl:
             case Feed() as feed:
                 self.turns.feed(feed, now_ms)
 
+    def _reserved(self, settings: dict[str, Any], now_ms: float) -> bool:
+        """Reserve what the engine declares for `settings`; else the command is answered."""
+        assert self._opening is not None
+        self._reserving = True
+        try:
+            self.ledger.reserve(self.session, self._opening.tenant, self.declare(settings))
+        except AntiphonError as error:
+            if self.state is SessionState.OPENING and isinstance(error, OutOfBytes):
+                self._no_room = error
+            else:
+                self.operation_done(OperationDone(self.session, error.info()), now_ms)
+            return False
+        return True
+
+    def _unparkable(self) -> AntiphonError | None:
+        """Why the state cannot be parked now."""
+        if not self._parks:
+            return InvalidRequest("this engine parks no sessions", code="unsupported")
+        if self.turns or self.turns.kept_bytes:
+            return SessionBusy("a turn runs, or its output is still kept")
+        if self.turns.steps.lost:
+            return SessionBusy("the state is lost, and waits for a reset")
+        return None
+
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""
         if isinstance(control, Signal) and control.name == RESET:
             return None
         return self.turns.steps.unusable()
 
-    def _waits(self, turn: int) -> bool:
-        return any(isinstance(w.command, Run) and w.command.turn == turn for w in self._mailbox)
-
     def _drop_waiting(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:
         """End a turn that waits to be started, with what was fed to it already."""
-        waiting, self._mailbox = self._mailbox, deque()
-        for item in waiting:
-            match item.command:
-                case Run(turn=number) as run if number == turn:
+        for command in self._mailbox.take_turn(turn):
+            match command:
+                case Run() as run:
                     self.turns.end_unstarted(run, status, error)
-                case Feed(turn=number) as feed if number == turn:
+                case Feed() as feed:
                     self.turns.discard(feed)
-                case _:
-                    self._mailbox.append(item)
-        self.totals.waiting -= len(waiting) - len(self._mailbox)
+
+    def _discard_waiting(self, reason: str, now_ms: float) -> None:
+        """Neither commands nor input that wait will be carried out."""
+        self._refuse_waiting(SessionStateLost(reason), now_ms)
+        for update in self._input.clear():
+            self.act(DiscardPayload(update.payload))
+        self.gap_since_ms = None
 
     def _refuse_waiting(self, error: AntiphonError, now_ms: float) -> None:
-        waiting, self._mailbox = self._mailbox, deque()
-        self.totals.waiting -= len(waiting)
         closing = self.state is SessionState.CLOSING
-        for item in waiting:
-            match item.command:
+        for command in self._mailbox.take_all():
+            match command:
                 case Run() as run if closing:
                     self.turns.end_unstarted(run, TurnStatus.CANCELLED, None)
                 case Feed() as feed if closing:
                     self.turns.discard(feed)
-                case command:
+                case _:
                     self._refuse(command, error, now_ms)
 
-    def _refuse(
-        self,
-        command: Open | Configure | Signal | Run | Feed,
-        error: AntiphonError,
-        now_ms: float,
-    ) -> None:
+    def _refuse(self, command: InOrder, error: AntiphonError, now_ms: float) -> None:
         match command:
             case Run():
                 self.turns.refuse(command, error)
             case Feed():
                 # A turn that lacks one piece of its input must not go on without it.
                 self.turns.discard(command)
-                if self._waits(command.turn):
+                if self._mailbox.holds(command.turn):
                     self._drop_waiting(command.turn, TurnStatus.FAILED, error.info())
                 else:
                     self.turns.fail_turn(command.turn, error.info(), now_ms)
@@ -410,13 +558,19 @@ class SessionControl:
     def _finish_closing(self) -> None:
         if self.state is not SessionState.CLOSING or self.turns or self._busy is not None:
             return
-        self.state = SessionState.CLOSED
-        self.turns.clear()
-        self.act(FreeSession(self.session))
+        self._free()
+        if self._stored:
+            self.act(ForgetParked(self.session))
         for command in self._closers:
             self.report(self.owner, Answer(self.session, command))
 
+    def _free(self) -> None:
+        self.state = SessionState.CLOSED
+        self.turns.clear()
+        self.act(FreeSession(self.session))
+
     def _turn_over(self, now_ms: float) -> None:
+        self.progress_ms = now_ms
         self._pump(now_ms)
         self._finish_closing()
 

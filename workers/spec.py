@@ -6,11 +6,16 @@ from typing import Any
 
 import msgspec
 
+from workers.snapshots import SnapshotPlace
+
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker: its name (stage and replica), its engine with options, where it listens.
 
-    `sessions` is how many its config allows at once.
+    `sessions` is how many its config allows at once. `budget` is what it may reserve of each
+    device, in bytes, of which sessions leave the share `head_room`, and those of one tenant
+    have `tenant_share` of what sessions can have. `snapshots` is where sessions are parked,
+    the first place that has room; nowhere: they are not.
     """
 
     name: str
@@ -20,6 +25,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deployment: str
     options: dict[str, Any] = {}
     sessions: int = 8
+    budget: dict[str, int] = {}
+    head_room: float = 0.0
+    tenant_share: float = 1.0
+    snapshots: list[SnapshotPlace] = []
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.errors import AntiphonError, InvalidRequest, SessionStateLost
+from protocol.errors import AntiphonError
+from sessions.steps.refusals import misplaced, state_lost
 
 
 class StepOrder:
@@ -32,6 +33,10 @@ class StepOrder:
         """The step that ran is committed."""
         self.committed += 1
 
+    def restore(self, step: int) -> None:
+        """The state is the one after `step`."""
+        self.committed = step
+
     def reset(self) -> None:
         """The state has begun anew."""
         self.committed = 0
@@ -39,24 +44,11 @@ class StepOrder:
 
     def unusable(self) -> AntiphonError | None:
         """Why nothing can work on the state; None when it is whole."""
-        if not self.lost:
-            return None
-        return SessionStateLost(f"the state after step {self.committed} is lost: reset it")
+        return state_lost(self.committed) if self.lost else None
 
     def refusal(self, step: int) -> AntiphonError:
         """Why `step` does not run: it is committed already, or ahead."""
-        if step <= self.committed:
-            return InvalidRequest(
-                f"step {step} is committed and its answer is not kept; "
-                f"the last committed step is {self.committed}",
-                field="step",
-                code="step_committed",
-            )
-        return InvalidRequest(
-            f"step {step} does not follow the last committed step, {self.committed}",
-            field="step",
-            code="step_out_of_order",
-        )
+        return misplaced(step, self.committed)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical state."""

@@ -10,27 +10,47 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from protocol.config import Config, GatewayConfig, check_binding, load_config
+from protocol.config import (
+    Config,
+    GatewayConfig,
+    ParkingConfig,
+    check_binding,
+    load_config,
+)
+from protocol.device_bytes import HOST, binary_size
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
 from workers.child import Child, RestartPolicy, StartFailed
-from workers.runtime_directory import runtime_directory
+from workers.host_memory import host_memory_bytes
+from workers.runtime_directory import private_directory, runtime_directory
+from workers.snapshots import SnapshotPlace
 from workers.spec import WorkerSpec, WorkerStarted
 
 _log = structlog.get_logger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
+"""Files in it lie in memory."""
+
+_IN_USE = "in-use"
+"""A file in the disk directory that is locked for as long as the deployment runs."""
+
+_MOST_FOR_PARKING_BYTES = 1 << 30
+"""What parked state may take of the host's memory where nobody says."""
 
 
 class GatewayStarted(msgspec.Struct, frozen=True):
@@ -54,10 +74,11 @@ class Supervisor:
         directory: Path,
         overrides: Sequence[str] = (),
         policy: RestartPolicy | None = None,
+        snapshots: Sequence[SnapshotPlace] = (),
     ) -> None:
         self._announced = False
         self._tls = config.gateway.tls_cert is not None or "--tls-cert" in overrides
-        specs = list(worker_specs(config, directory))
+        specs = worker_specs(config, directory, snapshots)
         self.workers = [self._worker(spec, policy) for spec in specs]
         addresses = [
             {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
@@ -126,13 +147,16 @@ class Supervisor:
         return f"http{'s' if self._tls else ''}://{host}:{started.port}/"
 
 
-def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
+def worker_specs(
+    config: Config, directory: Path, snapshots: Sequence[SnapshotPlace] = ()
+) -> list[WorkerSpec]:
     """One spec a worker; its endpoint stays the same however often it is started again.
 
     Each replica of a stage may have to take all sessions of the pipelines that use it: the
-    others may be lost.
+    others may be lost. Raises ConfigError for budgets that this machine does not have.
     """
     deployment = uuid.uuid4().hex
+    share = _share_of_memory(config)
     users = {
         stage: [pipeline for pipeline in config.pipelines.values() if stage in pipeline.stages]
         for stage in config.stages
@@ -146,10 +170,89 @@ def worker_specs(config: Config, directory: Path) -> list[WorkerSpec]:
             deployment=deployment,
             options=section.options,
             sessions=sum(pipeline.limits.sessions for pipeline in users[stage]),
+            budget={HOST: share, **{d: int(size) for d, size in section.budget.items()}},
+            head_room=section.head_room,
+            tenant_share=section.tenant_share,
+            snapshots=list(snapshots),
         )
         for number, (stage, section) in enumerate(config.stages.items())
         for replica in range(section.replicas)
     ]
+
+
+@contextmanager
+def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
+    """Where workers park sessions: in memory, which is given back at the end, then on disk.
+
+    Raises ConfigError for a disk directory that cannot be used.
+    """
+    places = []
+    with ExitStack() as held:
+        if (memory := _parking_bytes(parking)) and _SHARED_MEMORY.is_dir():
+            directory = held.enter_context(private_directory(_SHARED_MEMORY))
+            places.append(SnapshotPlace(str(directory), memory))
+        if parking.disk is not None:
+            directory = parking.disk.expanduser().absolute()
+            held.enter_context(_held_disk(directory))
+            places.append(SnapshotPlace(str(directory), int(parking.disk_bytes)))
+        yield places
+
+
+@contextmanager
+def _held_disk(directory: Path) -> Iterator[None]:
+    """The directory is this deployment's alone: another would remove what it finds there.
+
+    Raises ConfigError for one that is in use, or cannot be used.
+    """
+    field = "parking.disk"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_mode & 0o077:
+            raise ConfigError(f"{field}: others than its owner can use {directory}", field=field)
+        lock = (directory / _IN_USE).open("w")
+    except OSError as error:
+        raise ConfigError(f"{field}: {error}", field=field) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = f"another deployment parks its sessions in {directory}"
+            raise ConfigError(f"{field}: {reason}", field=field) from None
+        yield
+
+
+def _parking_bytes(parking: ParkingConfig) -> int:
+    """How much of the host's memory parked state may take."""
+    if parking.memory is not None:
+        return int(parking.memory)
+    return min(_MOST_FOR_PARKING_BYTES, host_memory_bytes() // 8)
+
+
+def _share_of_memory(config: Config) -> int:
+    """The bytes of host memory for each worker whose budget the config does not name.
+
+    Raises ConfigError when the budgets it does name are more than there is.
+    """
+    memory = host_memory_bytes()
+    rest = memory - _parking_bytes(config.parking)
+    if rest < 0:
+        field = "parking.memory"
+        raise ConfigError(
+            f"{field}: more than this machine has ({binary_size(memory)})", field=field
+        )
+    sharing = 0
+    for stage, section in config.stages.items():
+        if (budget := section.budget.get(HOST)) is None:
+            sharing += section.replicas
+            continue
+        rest -= budget * section.replicas
+        if rest < 0:
+            field = f"stages.{stage}.budget.{HOST}"
+            raise ConfigError(
+                f"{field}: the budgets are more than this machine has ({binary_size(memory)})",
+                field=field,
+            )
+    return rest // max(1, sharing)
 
 
 def check_port(host: str, port: int) -> None:
@@ -179,8 +282,10 @@ def main(arguments: list[str] | None = None) -> int:
         gateway = _overridden(config.gateway, options)
         check_binding(gateway, insecure=options.insecure)
         check_port(gateway.host, gateway.port)
-        with runtime_directory() as directory:
-            supervisor = Supervisor(config, options.config, directory, _overrides(options))
+        with runtime_directory() as directory, _snapshot_places(config.parking) as snapshots:
+            supervisor = Supervisor(
+                config, options.config, directory, _overrides(options), snapshots=snapshots
+            )
             asyncio.run(_run(supervisor))
     except StartFailed as error:
         _complain(f"{error.name} cannot start: {_reason(error)}")

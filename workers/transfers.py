@@ -108,6 +108,11 @@ class Transfers:
         if path is not None and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
             self._shm = ShmConnector(path, name, copied_bytes=COPIED_BYTES, on_arrival=on_input)
 
+    @property
+    def arena_bytes(self) -> int:
+        """The size of this worker's arena; 0 without one."""
+        return 0 if self._shm is None else self._shm.size_bytes
+
     # Peers
 
     def gateway_up(self, gateway: str) -> None:

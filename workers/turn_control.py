@@ -32,6 +32,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.ledger import Ledger
 from workers.control_events import (
     AbandonTurn,
     Action,
@@ -50,6 +51,7 @@ from workers.control_events import (
     TurnOutcome,
     VoidTurn,
 )
+from workers.ended_turns import EndedTurn, EndedTurns
 from workers.retention import Replayed, Retention
 from workers.step_order import StepOrder
 
@@ -73,26 +75,12 @@ class _Turn:
 
 
 @dataclass
-class _Ended:
-    """A turn that is over. `void`: none of its content is wanted, or there is none.
-
-    `step` is set while the turn is the answer to that committed step.
-    """
-
-    report: TurnEnded
-    lane: str
-    void: bool
-    step: int | None = None
-
-
-@dataclass
 class Totals:
     """Counts over all sessions of the worker, for its bounds and its status."""
 
     turns: int = 0
     waiting: int = 0
     progress: int = 0
-    kept_bytes: int = 0
 
 
 class TurnControl:
@@ -107,6 +95,7 @@ class TurnControl:
         session: str,
         limits: ControlLimits,
         totals: Totals,
+        ledger: Ledger,
         act: Callable[[Action], None],
         report: Callable[[Report], None],
         send_output: Callable[[int, int, Payload], None],
@@ -115,6 +104,7 @@ class TurnControl:
         self.session = session
         self.limits = limits
         self.totals = totals
+        self._ledger = ledger
         self.act = act
         self.report = report
         self.crowded = False
@@ -123,12 +113,17 @@ class TurnControl:
         self._send_output = send_output
         self._on_ended = ended
         self._turns: dict[int, _Turn] = {}
-        self._ended: OrderedDict[int, _Ended] = OrderedDict()
+        self._ended = EndedTurns(limits.remembered_turns)
         self._floors: OrderedDict[str, int] = OrderedDict()
         self._retention: Retention[tuple[int, Payload]] = Retention(limits.retention)
 
     def __bool__(self) -> bool:
         return bool(self._turns)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Output of the session that has not been acknowledged."""
+        return self._retention.bytes
 
     def runs(self, turn: int) -> bool:
         """Whether this turn is running."""
@@ -198,11 +193,11 @@ class TurnControl:
     def _answer_again(self, run: Run, now_ms: float) -> None:
         """Answer a step that is not the next: as it was answered, or with the reason."""
         assert run.step is not None
-        found = next(((t, e) for t, e in self._ended.items() if e.step == run.step), None)
-        if found is None:
+        ended = self._ended.answer_to(run.step)
+        if ended is None:
             self.refuse(run, self.steps.refusal(run.step))
             return
-        earlier, ended = found
+        earlier = ended.report.turn
         kept = self._retention.replay(earlier, 0)
         if ended.void or kept.lost:
             self.refuse(run, self.steps.refusal(run.step))
@@ -219,8 +214,7 @@ class TurnControl:
     def begin_anew(self) -> None:
         """The engine's state is as at its open: no earlier step is one of it."""
         self.steps.reset()
-        for ended in self._ended.values():
-            ended.step = None
+        self._ended.begin_anew()
 
     # Floors
 
@@ -234,10 +228,8 @@ class TurnControl:
         for turn, state in list(self._turns.items()):
             if state.lane == lane and turn < floor:
                 self._cancel(turn, state, now_ms)
-        for turn, ended in self._ended.items():
-            if ended.lane == lane and turn < floor and not ended.void:
-                ended.void = True
-                self._void(turn)
+        for turn in self._ended.void_below(lane, floor):
+            self._void(turn)
         return floor
 
     def cancel(self, turn: int, now_ms: float) -> None:
@@ -258,6 +250,10 @@ class TurnControl:
             return
         if self._retention.overfull:
             reason = "the engine made more than is kept for a session: it did not wait for room"
+            self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
+            return
+        if not self._ledger.has_room(self._size(event.payload)):
+            reason = "the worker's memory budget has no room for more output"
             self.fail_turn(event.turn, CapacityExceeded(reason).info(), now_ms)
             return
         if state.first_output_ms is None:
@@ -285,8 +281,8 @@ class TurnControl:
         """Send output again, and the turn's last word if it has ended."""
         for sequence, payload in replayed.pieces:
             self._send_output(turn, sequence, payload)
-        if (ended := self._ended.get(turn)) is not None:
-            self.report(ended.report)
+        if (report := self._ended.report(turn)) is not None:
+            self.report(report)
 
     def input_taken(self, event: InputTaken) -> None:
         """A turn's queue has room again."""
@@ -406,23 +402,26 @@ class TurnControl:
     def _turn_ended(
         self, ended: TurnEnded, lane: str, *, void: bool, step: int | None = None
     ) -> None:
-        self._ended[ended.turn] = _Ended(ended, lane, void, step)
+        forgotten = self._ended.remember(EndedTurn(ended, lane, void, step))
         self.report(ended)
-        if len(self._ended) > self.limits.remembered_turns:
-            oldest, _ = self._ended.popitem(last=False)
-            self._release(self._retention.forget(oldest))
+        if forgotten is not None:
+            self._release(self._retention.forget(forgotten))
 
     def _keep(self, turn: int, sequence: int, payload: Payload, now_ms: float) -> None:
         """Keep a piece of output until it is acknowledged, and send it."""
-        size = len(payload.data)
-        self._retention.keep(turn, sequence, size, (sequence, payload), now_ms)
-        self.totals.kept_bytes += size
+        self._retention.keep(turn, sequence, len(payload.data), (sequence, payload), now_ms)
+        self._ledger.keep(self._size(payload))
         self._send_output(turn, sequence, payload)
 
     def _release(self, gone: list[tuple[int, Payload]]) -> None:
-        self.totals.kept_bytes -= sum(len(payload.data) for _, payload in gone)
+        self._ledger.drop(sum(self._size(payload) for _, payload in gone))
         if gone:
             self._pace()
+
+    def _size(self, payload: Payload) -> int:
+        """The memory, in bytes, that a kept piece takes."""
+        size = len(payload.data)
+        return 2 * size if size > self.limits.twice_over_bytes else size
 
     def _void(self, turn: int) -> None:
         """None of the ended turn's output is wanted any more."""
@@ -447,9 +446,20 @@ class TurnControl:
         """The canonical state."""
         return (
             tuple(
-                (turn, state.lane, state.outputs, state.cancel_by_ms is not None, state.paced)
+                (
+                    turn,
+                    state.lane,
+                    state.outputs,
+                    (state.open_input, state.fed_payloads, state.fed_bytes),
+                    state.cancel_by_ms,
+                    state.paced,
+                    state.error,
+                    state.step,
+                    state.committing is not None,
+                )
                 for turn, state in sorted(self._turns.items())
             ),
+            self._ended.freeze(),
             tuple(sorted(self._floors.items())),
             self._retention.freeze(),
             self.steps.freeze(),

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import uuid
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -22,14 +20,17 @@ import structlog
 
 from protocol.arena import Arrival
 from protocol.deadline_timer import DeadlineTimer
+from protocol.device_bytes import HOST
 from protocol.edges import decode_note
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
+    ConfigError,
     EngineFailed,
     EngineLost,
     ErrorInfo,
     InvalidRequest,
+    SessionStateLost,
 )
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
@@ -41,13 +42,13 @@ from protocol.messages import (
     TurnEnded,
     Update,
 )
-from protocol.payloads import Payload
-from protocol.schema import check_payload, schema_of
 from protocol.worker_endpoint import WorkerEndpoint
+from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     AttachArena,
     CancelTurn,
@@ -56,24 +57,25 @@ from workers.control_events import (
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
-    Emitted,
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
     InputFailed,
-    InputTaken,
     LinkCrowded,
     Noticed,
     OpenSession,
     OperationDone,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     RepeatTurn,
     SendOutput,
     SendReport,
+    SessionMeasured,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -81,24 +83,19 @@ from workers.control_events import (
     Tick,
     TurnCommitted,
     TurnFinished,
-    TurnOutcome,
     VoidTurn,
 )
-from workers.engine import Engine, EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession, ParkableSession
+from workers.host_memory import resident_bytes
+from workers.parking import Parking
+from workers.running_turns import RunningTurns
+from workers.snapshots import SnapshotStore
 from workers.spec import WorkerSpec
 from workers.transfers import Transfers
-from workers.turns import TurnInputs
 
 _log = structlog.get_logger(__name__)
 
 _STOP_S = 3.0
-
-
-@dataclass
-class _RunningTurn:
-    task: asyncio.Task[TurnResult | ErrorInfo]
-    inputs: TurnInputs
-    room: asyncio.Event
 
 
 class Worker:
@@ -116,12 +113,16 @@ class Worker:
         self._spec = spec
         self._engine = engine
         self._link_settings = link
+        self._ledger = Ledger({device: self._budget(size) for device, size in spec.budget.items()})
         self._control = Control(
             # The sessions of a gateway that has gone can be taken over by nobody.
-            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0)
+            limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0),
+            self._ledger,
+            self._declare,
         )
         self._sessions: dict[str, EngineSession] = {}
-        self._turns: dict[tuple[str, int], _RunningTurn] = {}
+        self._parking: Parking | None = None
+        self._moving: dict[str, asyncio.Task[OperationDone]] = {}
         self._events: deque[Event] = deque()
         self._telling = False
         self._settle_due = False
@@ -160,10 +161,21 @@ class Worker:
             ),
             on_input=self._on_input,
         )
+        if self._spec.snapshots:
+            store = SnapshotStore(self._spec.snapshots, self._spec.deployment)
+            self._parking = Parking(store, self._engine, self._spec.engine, self._spec.stage)
         loading = asyncio.create_task(self._load(on_ready))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._turns = RunningTurns(
+                    self._engine,
+                    self._transfers,
+                    tasks,
+                    tell=self._turn_tells,
+                    explain=self._explain,
+                )
                 await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not loading.done() or loading.exception() is None:
                     await stopping
@@ -180,6 +192,8 @@ class Worker:
                 task.cancel()
             try:
                 await self._transfers.close()
+                if self._parking is not None:
+                    await self._parking.close()
                 await asyncio.gather(loading, stopping, return_exceptions=True)
             finally:
                 await self._engine.shutdown()
@@ -190,20 +204,42 @@ class Worker:
         # The model's objects live as long as the process: no collection need look at them.
         gc.collect()
         gc.freeze()
+        self._account()
         self._tell(EngineReady())
-        self._endpoint.announce()
         _log.info("ready")
         on_ready()
+
+    def _budget(self, total_bytes: int) -> Budget:
+        return Budget(total_bytes, self._spec.head_room, self._spec.tenant_share)
+
+    def _account(self) -> None:
+        """Enter what this process holds now that its engine is loaded.
+
+        Raises ConfigError when the budget leaves nothing for sessions.
+        """
+        used = {HOST: DeviceUse(), **self._engine.devices()}
+        for device, use in used.items():
+            if use.total is not None:
+                self._ledger.bound(device, self._budget(use.total))
+            engine, arena = use.model, 0
+            if device == HOST:
+                engine = max(0, resident_bytes() - use.pool)
+                arena = self._transfers.arena_bytes
+            try:
+                self._ledger.load(device, engine=engine, pool=use.pool, arena=arena)
+            except CapacityExceeded as error:
+                field = f"stages.{self._spec.stage}.{error.field}"
+                raise ConfigError(f"{field}: {error.message}", field=field) from None
 
     async def _wind_down(self) -> None:
         _log.info("stopping", sessions=self._control.sessions)
         self._tell(ShuttingDown())
-        self._endpoint.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._emptied.wait()
-        for running in self._turns.values():
-            running.task.cancel()
+        self._turns.cancel_all()
+        for moving in self._moving.values():
+            moving.cancel()
 
     # Between the control side and the rest
 
@@ -267,28 +303,33 @@ class Worker:
             case SendOutput():
                 self._transfers.put(action)
             case PaceTurn():
-                self._pace(action)
+                self._turns.pace(action)
             case ApplyInput():
                 self._apply(action)
             case FeedTurn():
-                self._feed(action)
+                self._turns.feed(action)
             case StartTurn():
-                self._start(action)
+                self._turns.start(action, self._sessions[action.session])
             case RepeatTurn():
                 self._transfers.begin(action.session, action.turn, action.readers, action.to_client)
             case CommitTurn():
                 self._commit(action)
             case CancelTurn():
                 self._transfers.void(action.session, action.turn)
-                if (running := self._turns.get((action.session, action.turn))) is not None:
-                    running.task.cancel()
+                self._turns.cancel(action.session, action.turn)
             case VoidTurn():
                 self._transfers.void(action.session, action.turn)
             case AbandonTurn():
-                if self._turns.pop((action.session, action.turn), None) is not None:
-                    _log.error("turn_abandoned", session=action.session, turn=action.turn)
+                self._turns.abandon(action.session, action.turn)
+            case OpenSession(restore=True):
+                self._move(action.session, self._restore(action))
             case OpenSession():
                 self._operate(action.session, lambda: self._open(action))
+            case ParkSession():
+                self._move(action.session, self._park(action))
+            case ForgetParked():
+                if self._parking is not None:
+                    self._parking.forget(action.session)
             case ConfigureSession():
                 self._operate(action.session, lambda: self._configure(action))
             case SignalSession():
@@ -296,6 +337,8 @@ class Worker:
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
                 self._free(action.session)
+            case Announce():
+                self._endpoint.announce()
             case AttachArena():
                 self._transfers.read_from(action.path)
             case DiscardPayload():
@@ -321,15 +364,6 @@ class Worker:
             _log.error("gateway_dropped", gateway=gateway, reason=error.message)
             self._endpoint.drop(gateway)
 
-    def _pace(self, action: PaceTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            return
-        if action.wait:
-            running.room.clear()
-        else:
-            running.room.set()
-
     # Between the control side and the engine
 
     def _operate(self, session: str, operation: Callable[[], dict[str, Any]]) -> None:
@@ -337,17 +371,77 @@ class Worker:
             done = OperationDone(session, None, operation())
         except Exception as error:
             done = OperationDone(session, self._explain(error, session=session))
+        self._measure(session)
         self._tell(done)
+
+    def _declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        try:
+            return self._engine.declare(settings)
+        except AntiphonError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from None
+
+    def _measure(self, name: str) -> None:
+        """Correct the session's account by what its engine counts."""
+        if (session := self._sessions.get(name)) is None:
+            return
+        try:
+            measured = session.measure()
+        except Exception:
+            _log.exception("measuring_failed", session=name)
+            return
+        if measured is not None:
+            self._tell(SessionMeasured(name, measured))
 
     def _open(self, action: OpenSession) -> dict[str, Any]:
         name = action.session
+        return self._opened(action, self._engine.open(name, action.settings, self._notice(name)))
 
-        def emit(event: str, arguments: dict[str, Any]) -> None:
-            self._tell(Noticed(name, event, arguments))
+    def _notice(self, name: str) -> EmitEvent:
+        return lambda event, arguments: self._tell(Noticed(name, event, arguments))
 
-        self._sessions[name] = self._engine.open(name, action.settings, emit)
-        self._transfers.opened(name, action.owner, action.output)
-        return {}
+    def _opened(self, action: OpenSession, session: EngineSession) -> dict[str, Any]:
+        self._sessions[action.session] = session
+        self._transfers.opened(action.session, action.owner, action.output)
+        parks = self._parking is not None and isinstance(session, ParkableSession)
+        return {"parks": True} if parks else {}
+
+    def _move(self, session: str, moving: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """Park or restore a session, unless it is freed before that is done."""
+
+        async def move() -> OperationDone:
+            try:
+                return OperationDone(session, None, await moving)
+            except Exception as error:
+                return OperationDone(session, self._explain(error, session=session))
+
+        def moved(task: asyncio.Task[OperationDone]) -> None:
+            if self._moving.get(session) is not task or task.cancelled():
+                return
+            del self._moving[session]
+            self._measure(session)
+            self._tell(task.result())
+
+        self._moving[session] = self._tasks.create_task(move())
+        self._moving[session].add_done_callback(moved)
+
+    async def _park(self, action: ParkSession) -> dict[str, Any]:
+        session = self._sessions[action.session]
+        assert self._parking is not None
+        assert isinstance(session, ParkableSession)
+        size_bytes = sum(self._ledger.of(action.session).values())
+        size_bytes = await self._parking.park(
+            action.session, session, size_bytes, action.step, action.expires_at_s
+        )
+        return {"parked": size_bytes}
+
+    async def _restore(self, action: OpenSession) -> dict[str, Any]:
+        if self._parking is None:
+            raise SessionStateLost("this worker has no store of parked sessions")
+        name = action.session
+        session, step = await self._parking.restore(name, action.settings, self._notice(name))
+        return {**self._opened(action, session), "committed_step": step}
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
         self._sessions[action.session].configure(action.settings)
@@ -363,6 +457,8 @@ class Worker:
             self._transfers.discard(action.payload)
 
     def _free(self, name: str) -> None:
+        if (moving := self._moving.pop(name, None)) is not None:
+            moving.cancel()
         session = self._sessions.pop(name, None)
         self._transfers.freed(name)
         if session is None:
@@ -372,92 +468,10 @@ class Worker:
         except Exception:
             _log.exception("session_close_failed", session=name)
 
-    def _start(self, action: StartTurn) -> None:
-        key = (action.session, action.turn)
-        inputs = TurnInputs(
-            self._transfers.receive,
-            self._transfers.release,
-            self._transfers.discard,
-            lambda size: self._tell(InputTaken(*key, size)),
-        )
-        self._transfers.begin(*key, action.readers, action.to_client)
-        for descriptor in action.inputs:
-            inputs.put(descriptor, counted=False)
-        if action.last:
-            inputs.end()
-
-        def emit(payload: Payload) -> None:
-            if (schema := schema_of(self._engine.produces, payload.type)) is not None:
-                check_payload(payload, schema)
-            # What an engine's thread hands over after its turn has ended is not wanted.
-            if (running := self._turns.get(key)) is not None and running.inputs is inputs:
-                self._tell(Emitted(*key, payload))
-
-        room = asyncio.Event()
-        room.set()
-
-        async def wait_for_room() -> None:
-            # Of the many that wake together the first may have taken all the room again.
-            while not room.is_set() or not self._transfers.has_room(*key):
-                await room.wait()
-                await self._transfers.room(*key)
-
-        turn = Turn(
-            action.turn,
-            action.lane,
-            action.parameters,
-            inputs,
-            emit,
-            wait_for_room,
-            action.step,
-        )
-        task = self._tasks.create_task(self._run(self._sessions[action.session], action, turn))
-        self._turns[key] = _RunningTurn(task, inputs, room)
-        # Also told when the task is cancelled before its first step.
-        task.add_done_callback(lambda done: self._finished(key, inputs, done))
-
-    def _feed(self, action: FeedTurn) -> None:
-        running = self._turns.get((action.session, action.turn))
-        if running is None:
-            if action.payload is not None:
-                self._transfers.discard(action.payload)
-            return
-        if action.payload is not None:
-            running.inputs.put(action.payload, counted=True)
-        if action.last:
-            running.inputs.end()
-
-    async def _run(
-        self, session: EngineSession, action: StartTurn, turn: Turn
-    ) -> TurnResult | ErrorInfo:
-        structlog.contextvars.bind_contextvars(
-            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
-        )
-        try:
-            return await session.run(turn)
-        except Exception as error:
-            return self._explain(error)
-
-    def _finished(
-        self,
-        key: tuple[str, int],
-        inputs: TurnInputs,
-        task: asyncio.Task[TurnResult | ErrorInfo],
-    ) -> None:
-        # An abandoned turn reads until here, and holds what it reads.
-        inputs.close()
-        running = self._turns.get(key)
-        if running is None or running.task is not task:
-            return
-        del self._turns[key]
-        if task.cancelled():
-            self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
-            return
-        result = task.result()
-        if isinstance(result, ErrorInfo):
-            self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
-        else:
-            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))
+    def _turn_tells(self, event: Event) -> None:
+        if isinstance(event, TurnFinished):
+            self._measure(event.session)
+        self._tell(event)
 
     def _commit(self, action: CommitTurn) -> None:
         """Put the turn's state in its place; nothing comes between this and the answer."""
@@ -466,6 +480,7 @@ class Worker:
             action.commit()
         except Exception as raised:
             error = self._explain(raised, session=action.session, turn=action.turn)
+        self._measure(action.session)
         self._tell(TurnCommitted(action.session, action.turn, error))
 
     def _explain(self, error: Exception, **context: object) -> ErrorInfo:
@@ -475,17 +490,9 @@ class Worker:
                 _log.warning("engine_refused", code=error.code, reason=error.message, **context)
                 return error.info()
             case _:
-                _log.error("engine_failed", exc_info=error, **context)
-                kind = type(error).__name__
-                return EngineFailed(
-                    f"the engine of stage {self._spec.stage} failed ({kind})"
-                ).info()
+                return self._failed(error, **context).info()
 
-
-def resident_bytes() -> int:
-    """The resident memory of this process; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as statistics:
-            return int(statistics.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+    def _failed(self, error: Exception, **context: object) -> EngineFailed:
+        _log.error("engine_failed", exc_info=error, **context)
+        kind = type(error).__name__
+        return EngineFailed(f"the engine of stage {self._spec.stage} failed ({kind})")

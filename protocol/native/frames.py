@@ -135,7 +135,8 @@ class SessionLimits(msgspec.Struct, frozen=True):
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A session as its tenant sees it.
 
-    `facts` is what its kind has to say, such as `committed_step`.
+    `facts` is what its kind has to say, such as `committed_step`; `bytes` is what workers
+    have reserved for it, by stage and device.
     """
 
     id: str
@@ -146,6 +147,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     idle_s: float
     facts: dict[str, Any]
+    bytes: dict[str, dict[str, int]] = {}
 
 
 class SessionBody(SessionStatus, frozen=True, kw_only=True, omit_defaults=True):

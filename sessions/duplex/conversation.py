@@ -26,11 +26,11 @@ class Conversation:
         """The item, or None."""
         return next((item for item in self._items if item.id == item_id), None)
 
-    def get(self, item_id: str, code: str = "item_not_found") -> Item:
+    def get(self, item_id: str, code: str = "item_not_found", *, field: str = "item_id") -> Item:
         """The item. Raises InvalidRequest with `code` when there is none of that id."""
         item = self.find(item_id)
         if item is None:
-            raise InvalidRequest(f"no item {item_id!r} here", field="item_id", code=code)
+            raise InvalidRequest(f"no item {item_id!r} here", field=field, code=code)
         return item
 
     @property
@@ -110,11 +110,15 @@ class Conversation:
     def given(self, entries: list[Item | str], field: str) -> list[Item]:
         """The items that a response is to work from; a string is the id of one that is here.
 
-        Raises InvalidRequest, naming `field` when they are above the bounds.
+        Raises InvalidRequest, naming `field` when they are above the bounds, and the entry that
+        is not here.
         """
         items: list[Item] = []
         if len(entries) <= MAX_ITEMS:
-            items = [self.get(entry) if isinstance(entry, str) else entry for entry in entries]
+            items = [
+                self.get(entry, field=f"{field}[{index}]") if isinstance(entry, str) else entry
+                for index, entry in enumerate(entries)
+            ]
         if len(entries) > MAX_ITEMS or sum(map(text_bytes, items)) > MAX_TEXT_BYTES:
             raise InvalidRequest(
                 f"a response works from at most {MAX_ITEMS} items and {MAX_TEXT_BYTES} bytes"

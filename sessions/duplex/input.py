@@ -28,8 +28,8 @@ from sessions.duplex.events import (
 )
 from sessions.duplex.replies import Replies
 from sessions.duplex.settings import INPUT_RATE_HZ
+from sessions.flow import FlowEnded, Produced
 from sessions.lanes import INPUT_LANE
-from sessions.orchestrator import FlowEnded, Produced
 
 MAX_HEARINGS = 8
 """Items whose transcripts may be under way at once."""
@@ -110,8 +110,11 @@ class Input:
         elif context.settings.audio.input.turn_detection is None:
             context.progress()
 
-    def commit(self) -> None:
-        """The client says that the buffer is one message. Raises InvalidRequest when empty."""
+    def commit(self) -> str:
+        """The client says that the buffer is one message; its item's id.
+
+        Raises InvalidRequest when the buffer is empty.
+        """
         buffered_ms = self.clock_ms - self._start_ms
         if buffered_ms < MINIMUM_COMMIT_MS:
             raise InvalidRequest(
@@ -126,6 +129,7 @@ class Input:
         answer = detection is not None and detection.create_response
         item_id = self._speaking or context.new_id("item")
         self._committed(item_id, self._start_ms, end_ms, answer)
+        return item_id
 
     def clear(self) -> None:
         """Throw the buffer away."""

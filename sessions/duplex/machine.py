@@ -30,9 +30,10 @@ from sessions.duplex.settings import (
     initial,
     patched,
 )
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, INPUT_LANE, Lanes
 from sessions.lifecycle import CloseReason
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.pipeline import DuplexRoles, Pipeline
 
 _PROGRESS = said.CreateItem | said.CommitInput | said.CreateResponse
@@ -110,13 +111,17 @@ class DuplexMachine:
 
     # Verbs
 
-    def client(self, verb: said.ClientVerb, now_ms: float) -> None:
-        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: said.ClientVerb, now_ms: float) -> dict[str, Any]:
+        """Carry a verb out; the id of what it made: an item, a response.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
         self._context.now_ms = now_ms
-        self._carry_out(verb)
+        made = self._carry_out(verb)
         if isinstance(verb, _PROGRESS):
             self._context.progress()
         self._pump()
+        return made
 
     def refusal(self, verb: said.ClientVerb, error: ErrorInfo) -> said.ClientOutput:
         """How a verb that was not carried out is answered."""
@@ -132,7 +137,7 @@ class DuplexMachine:
             context.settings, patch, voices=context.pipeline.voices, spoken=False
         )
 
-    def _carry_out(self, verb: said.ClientVerb) -> None:
+    def _carry_out(self, verb: said.ClientVerb) -> dict[str, Any]:
         context = self._context
         conversation = context.conversation
         match verb:
@@ -142,6 +147,7 @@ class DuplexMachine:
                 self._patch(verb.patch)
             case said.CreateItem():
                 self._create_item(verb)
+                return {"item_id": verb.item.id}
             case said.DeleteItem():
                 conversation.remove(verb.item_id)
                 context.emit(said.ItemDeleted(verb.item_id))
@@ -151,17 +157,18 @@ class DuplexMachine:
             case said.TruncateItem():
                 self._truncate(verb)
             case said.CommitInput():
-                self._input.commit()
+                return {"item_id": self._input.commit()}
             case said.ClearInput():
                 self._input.clear()
             case said.CreateResponse():
-                self._replies.create(verb)
+                return {"response_id": self._replies.create(verb)}
             case said.CancelResponse():
                 self._replies.cancel(verb.response_id)
             case said.Reset():
                 self._replies.reset()
                 self._input.reset()
                 context.emit(said.ConversationReset(conversation.clear()))
+        return {}
 
     def _patch(self, patch: dict[str, Any]) -> None:
         context = self._context
@@ -272,7 +279,11 @@ class DuplexMachine:
         if again and not binding.configuring:
             return False
         context.settings = msgspec.structs.replace(context.settings, audio=audio)
-        field = f"audio.input.transcription.{error.field}" if error.field == "language" else None
+        field = (
+            f"settings.audio.input.transcription.{error.field}"
+            if error.field == "language"
+            else None
+        )
         context.emit(Refused(msgspec.structs.replace(error, field=field), None))
         if not again:
             binding.configure()

@@ -11,7 +11,7 @@ BYTES_PER_MS = OUTPUT_RATE_HZ * 2 // 1000
 
 
 @dataclass
-class SpokenClause:
+class _Clause:
     """A clause of the reply's text, and how many samples of it were sent."""
 
     text: str
@@ -26,18 +26,13 @@ class Playback:
     """
 
     def __init__(self) -> None:
-        self._clauses: list[SpokenClause] = []
+        self._clauses: list[_Clause] = []
         self._sent_samples = 0
         self._ends_at_ms = 0.0
 
     def clause(self, text: str) -> None:
         """The reply's next clause is `text`."""
-        self._clauses.append(SpokenClause(text))
-
-    @property
-    def clauses(self) -> list[SpokenClause]:
-        """The clauses known so far, in order."""
-        return self._clauses
+        self._clauses.append(_Clause(text))
 
     def sent(self, clause: int, samples: int, now_ms: float) -> None:
         """`samples` of clause number `clause` were sent to the client."""

@@ -23,8 +23,8 @@ from sessions.duplex.events import (
 from sessions.duplex.generation import Generation, Taken
 from sessions.duplex.playback import Playback
 from sessions.duplex.settings import check_instructions, check_voice
+from sessions.flow import ClauseCut, FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE
-from sessions.orchestrator import ClauseCut, FlowEnded, FlowEvent, Produced
 
 MAX_OUT_OF_BAND = 4
 """Out-of-band responses that may run at once."""
@@ -58,8 +58,8 @@ class Replies:
 
     # What asks for responses
 
-    def create(self, verb: CreateResponse) -> None:
-        """The client asks for one. Raises InvalidRequest."""
+    def create(self, verb: CreateResponse) -> str:
+        """The client asks for one; its id. Raises InvalidRequest."""
         context = self._context
         settings = context.settings
         voice = settings.audio.output.voice if verb.voice is None else verb.voice
@@ -92,6 +92,7 @@ class Replies:
         response.metadata = verb.metadata
         self._begin(response, _Request(given, verb.instructions), context.now_ms)
         self.think_waiting()
+        return response.id
 
     def answer(self, user_speaks: bool) -> None:
         """The user's turn has words: answer it as turn detection is set."""

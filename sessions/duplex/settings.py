@@ -7,13 +7,13 @@ accepted and ignored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from protocol.errors import InvalidRequest
+from protocol.validation import fault
 
 INPUT_RATE_HZ = 24_000
 OUTPUT_RATE_HZ = 24_000
@@ -119,39 +119,42 @@ def patched(
 
     `voices` holds the names that a client may ask for; `spoken` says that audio has
     been heard already, after which the voice is frozen. Raises InvalidRequest whose
-    `field` is the path of the first offending member.
+    `field` is the path of the first offending member, which begins with "settings".
     """
     merged = merge(msgspec.to_builtins(settings), patch)
     try:
         candidate = msgspec.convert(merged, DuplexSettings)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+        found = fault(error, "settings")
+        raise InvalidRequest(found.reason, field=found.path, code=found.code) from None
     if len(candidate.output_modalities) != 1:
         raise InvalidRequest(
-            'output_modalities is ["audio"] or ["text"]', field="output_modalities"
+            'output_modalities is ["audio"] or ["text"]', field="settings.output_modalities"
         )
     if candidate.tools:
         raise InvalidRequest(
-            "no engine of this pipeline calls tools", field="tools", code="unsupported_parameter"
+            "no engine of this pipeline calls tools",
+            field="settings.tools",
+            code="unsupported_parameter",
         )
-    check_instructions(candidate.instructions, "instructions")
+    check_instructions(candidate.instructions, "settings.instructions")
     if len(msgspec.json.encode(candidate.tracing)) > MAX_TRACING_BYTES:
         raise InvalidRequest(
-            f"tracing is longer than {MAX_TRACING_BYTES} bytes of JSON", field="tracing"
+            f"tracing is longer than {MAX_TRACING_BYTES} bytes of JSON", field="settings.tracing"
         )
     try:
         # Whoever looks at the session has to be told of it, on every wire.
         msgspec.msgpack.encode(candidate.tracing)
     except (OverflowError, TypeError, ValueError):
         raise InvalidRequest(
-            "tracing holds more than JSON and 64 bits can say", field="tracing"
+            "tracing holds more than JSON and 64 bits can say", field="settings.tracing"
         ) from None
     voice = candidate.audio.output.voice
-    check_voice(voice, voices, "audio.output.voice")
+    check_voice(voice, voices, "settings.audio.output.voice")
     if spoken and voice != settings.audio.output.voice:
         raise InvalidRequest(
             "the voice cannot change once audio has been heard",
-            field="audio.output.voice",
+            field="settings.audio.output.voice",
             code="cannot_update_voice",
         )
     return candidate
@@ -173,14 +176,3 @@ def check_voice(voice: str, voices: Mapping[str, str], field: str) -> None:
         raise InvalidRequest(
             f"no voice {voice!r}; this pipeline has {', '.join(sorted(voices))}", field=field
         )
-
-
-def _refusal(message: str) -> InvalidRequest:
-    """An InvalidRequest from msgspec's message, which ends in the JSON path."""
-    reason, _, path = message.partition(" - at `$")
-    field = path.rstrip("`").lstrip(".")
-    unknown = re.search(r"unknown field `([^`]+)`", reason)
-    if unknown is not None:
-        field = f"{field}.{unknown[1]}" if field else unknown[1]
-        return InvalidRequest(f"unknown parameter {field!r}", field=field, code="unknown_parameter")
-    return InvalidRequest(reason, field=field or None)

@@ -15,6 +15,7 @@ from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
 from sessions.oneshot.events import (
@@ -26,7 +27,7 @@ from sessions.oneshot.events import (
     RequestDone,
     RequestFailed,
 )
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline
 
@@ -99,8 +100,11 @@ class OneShotMachine:
 
     # Verbs
 
-    def client(self, verb: OneShotVerb, now_ms: float) -> None:
-        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: OneShotVerb, now_ms: float) -> dict[str, Any]:
+        """Take a verb up: what comes of it is told by outputs of its own.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
         self._now_ms = now_ms
         match verb:
             case Request():
@@ -109,6 +113,7 @@ class OneShotMachine:
                 self._cancel()
             case _:
                 assert_never(verb)
+        return {}
 
     def refusal(self, verb: OneShotVerb, error: ErrorInfo) -> OneShotOutput:
         """How a verb that was not carried out is answered."""

@@ -8,8 +8,8 @@ from protocol.errors import EngineFailed, ErrorInfo, InvalidRequest
 from protocol.messages import TurnEnded, TurnStatus
 from protocol.payloads import Payload
 from sessions.actions import TurnMeasured
+from sessions.flow import FlowEnded, Produced
 from sessions.lanes import DEFAULT_LANE
-from sessions.orchestrator import FlowEnded, Produced
 from sessions.steps.events import Step
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024

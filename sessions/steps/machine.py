@@ -22,9 +22,10 @@ from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
+from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
-from sessions.orchestrator import FlowEnded, FlowEvent, Orchestrator, Produced
+from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline, StepRoles
 from sessions.steps.answers import Answers
@@ -41,6 +42,7 @@ from sessions.steps.events import (
     WasReset,
 )
 from sessions.steps.flight import Flight, cancelled
+from sessions.steps.refusals import misplaced, state_lost
 
 
 @dataclass
@@ -128,8 +130,11 @@ class StepMachine:
 
     # Verbs
 
-    def client(self, verb: StepVerb, now_ms: float) -> None:
-        """Carry a verb out. Raises AntiphonError, and then everything is as it was."""
+    def client(self, verb: StepVerb, now_ms: float) -> dict[str, Any]:
+        """Take a verb up: what comes of it is told by an output of its own.
+
+        Raises AntiphonError, and then everything is as it was.
+        """
         self._now_ms = now_ms
         match verb:
             case Step():
@@ -141,6 +146,7 @@ class StepMachine:
             case _:
                 assert_never(verb)
         self._settle()
+        return {}
 
     def refusal(self, verb: StepVerb, error: ErrorInfo) -> StepOutput:
         """How a verb that was not carried out is answered."""
@@ -157,7 +163,7 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         if self._lost:
-            raise self._state_error()
+            raise state_lost(self._committed)
         self._check(verb)
         if self._owed:
             raise CapacityExceeded("read the answers to the steps before this one")
@@ -175,24 +181,16 @@ class StepMachine:
 
     def _check(self, verb: Step) -> None:
         """Raise InvalidRequest when this cannot be the next step."""
-        if 1 <= verb.step <= self._committed:
+        if self._flight is not None and verb.step > self._committed:
             raise InvalidRequest(
-                f"step {verb.step} is committed and its answer is not kept; "
-                f"the last committed step is {self._committed}",
-                field="step",
-                code="step_committed",
-            )
-        if self._flight is not None or verb.step != self._committed + 1:
-            raise InvalidRequest(
-                f"step {verb.step} does not follow the last committed step, {self._committed}",
+                f"step {self._flight.verb.step} is in flight: its answer comes first",
                 field="step",
                 code="step_out_of_order",
             )
+        if verb.step != self._committed + 1:
+            raise misplaced(verb.step, self._committed)
         check_inputs(verb.inputs)
         check_parameters(verb.parameters, "parameters")
-
-    def _state_error(self) -> SessionStateLost:
-        return SessionStateLost(f"the state after step {self._committed} is lost: reset it")
 
     def _interrupt(self) -> None:
         if self._flight is None:
@@ -205,7 +203,7 @@ class StepMachine:
             self._orchestrator.stop(flight.turn, self._roles.state)
 
     def _reset(self, verb: Reset) -> None:
-        check_parameters(verb.parameters, "parameters")
+        check_parameters(verb.parameters, "reset.parameters")
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         self._resetting = _Resetting(verb)
@@ -224,6 +222,7 @@ class StepMachine:
             resetting.command = binding.signal(RESET, resetting.verb.parameters)
         elif resetting.wait_until_ms is None:
             resetting.wait_until_ms = self._now_ms + self._pipeline.limits.restore_ms
+            binding.wake()
 
     # What the stages say
 
@@ -296,7 +295,7 @@ class StepMachine:
             flight.state_lost()
             if self._lost and flight.flow is None and flight.last_word is None:
                 # It has not come to this stage yet, and must not begin on another state.
-                flight.given_up = self._state_error().info()
+                flight.given_up = state_lost(self._committed).info()
                 self._stop(flight)
         elif newly:
             self._emit(StateLost(self._committed, None))

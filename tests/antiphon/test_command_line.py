@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.main import COMMANDS, main
+from protocol.device_bytes import DeviceBytes
 from workers.model_registry import MODELS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,15 +159,40 @@ class Admin(BaseHTTPRequestHandler):
     """A synthetic gateway that has two sessions, for the key `admin-key`."""
 
     sessions = (
-        {"id": "sess_1", "state": "active", "age_s": 3725.1},
-        {"id": "sess_2", "state": "closing", "age_s": 7.25},
+        {"id": "sess_1", "state": "active", "age_s": 3725.1, "bytes": {"think": {"cpu": 1536}}},
+        {"id": "sess_2", "state": "closing", "age_s": 7.25, "bytes": {"think": {}, "speak": {}}},
+    )
+    held = DeviceBytes(200 << 20, 10 << 20, engine=100 << 20, sessions=64 << 20)
+    accounts = {**msgspec.structs.asdict(held), "reserved": held.reserved, "free": held.free}
+    workers = (
+        {
+            "worker": "think-0",
+            "state": "ready",
+            "resident_bytes": 150 << 20,
+            "devices": {"cpu": accounts, "cuda:0": {**accounts, "budget": None, "free": None}},
+        },
+        {"worker": "think-1", "state": "starting", "resident_bytes": 0, "devices": {}},
     )
 
     def do_GET(self) -> None:
-        bodies: dict[str, Any] = {"/v1/admin/sessions": {"sessions": self.sessions}}
+        bodies: dict[str, Any] = {
+            "/v1/admin/sessions": {"sessions": self.sessions},
+            "/v1/admin/workers": {"workers": self.workers},
+        }
         bodies |= {f"/v1/admin/sessions/{entry['id']}": entry for entry in self.sessions}
         body = bodies.get(self.path)
         self._answer(404 if body is None else 200, body)
+
+    def do_POST(self) -> None:
+        match self.path.removeprefix("/v1/admin/sessions/").split("/"):
+            case ["sess_1", "park"]:
+                self._answer(202, {"id": "sess_1", "parked": ["think"]})
+            case ["sess_1", "restore"]:
+                self._answer(202, {"id": "sess_1", "restored": []})
+            case ["sess_2", _]:
+                self._answer(409, {"error": {"code": "session_busy"}})
+            case _:
+                self._answer(404, None)
 
     def do_DELETE(self) -> None:
         known = self.path == "/v1/admin/sessions/sess_1"
@@ -199,10 +227,11 @@ def test_sessions_are_listed(admin_url: str, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == list(Admin.sessions)
     assert main(["sessions", "--url", f"{admin_url}/", "--key", "admin-key"]) == 0
     shown = capsys.readouterr().out
-    heading, first, second = (line.split(maxsplit=2) for line in shown.splitlines())
-    assert heading == ["id", "state", "age"]
-    assert [word.strip() for word in first] == ["sess_1", "active", "1 h 2 min"]
-    assert [word.strip() for word in second] == ["sess_2", "closing", "7.2 s"]
+    assert [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines()] == [
+        ["id", "state", "age", "bytes"],
+        ["sess_1", "active", "1 h 2 min", "1.5 KiB"],
+        ["sess_2", "closing", "7.2 s", "0 B"],
+    ]
 
 
 def test_a_session_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +242,7 @@ def test_a_session_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) 
         ["id", "sess_2"],
         ["state", "closing"],
         ["age", "7.2 s"],
+        ["bytes", '{"think": {}, "speak": {}}'],
     ]
     assert main([*options, "--json", "show", "sess_2"]) == 0
     assert json.loads(capsys.readouterr().out) == Admin.sessions[1]
@@ -223,7 +253,44 @@ def test_a_session_is_closed(admin_url: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "sess_1: closing\n"
 
 
-@pytest.mark.parametrize("action", ["show", "close"])
+def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--url", admin_url, "--key", "admin-key", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == list(Admin.workers)
+    assert main(["ledger", "--url", admin_url, "--key", "admin-key"]) == 0
+    heading, *rows = (re.split(r"\s{2,}", row) for row in capsys.readouterr().out.splitlines())
+    assert dict(zip(heading, rows[0], strict=True)) == {
+        **{"worker": "think-0", "device": "cpu", "budget": "200 MiB", "reserved": "164 MiB"},
+        **{"engine": "100 MiB", "pool": "0 B", "sessions": "64 MiB", "kept": "0 B"},
+        **{"arena": "0 B", "free": "36 MiB", "resident": "150 MiB"},
+    }
+    assert (rows[1][1], rows[1][2], rows[1][9]) == ("cuda:0", "-", "-")
+    assert rows[2][:2] == ["think-1", "(starting)"]
+
+
+@pytest.mark.parametrize(
+    ("action", "said", "answer"),
+    [
+        ("park", "sess_1: parked think\n", {"id": "sess_1", "parked": ["think"]}),
+        ("restore", "sess_1: restored nothing\n", {"id": "sess_1", "restored": []}),
+    ],
+)
+def test_a_session_is_put_away_and_brought_back(
+    action: str,
+    said: str,
+    answer: dict[str, Any],
+    admin_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, action, "sess_1"]) == 0
+    assert capsys.readouterr().out == said
+    assert main([*options, "--json", action, "sess_1"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+    assert main([*options, action, "sess_2"]) == 1
+    assert capsys.readouterr().err.startswith("antiphon: sess_2 has work")
+
+
+@pytest.mark.parametrize("action", ["show", "park", "restore", "close"])
 def test_a_session_that_is_not_there_is_said(
     action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

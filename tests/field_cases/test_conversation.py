@@ -270,12 +270,12 @@ def test_f28_a_patch_merges_deeply_and_is_refused_as_a_whole() -> None:
     patch = {"instructions": "Sing.", "audio": {"input": {"turn_detection": bad}}}
     harness.say(PatchSettings(patch, ref="evt_1"))
     refused = harness.one(Refused)
-    assert refused.error.field == "audio.input.turn_detection.tone"
+    assert refused.error.field == "settings.audio.input.turn_detection.tone"
     assert refused.ref == "evt_1"
     assert harness.session.settings == settings
     harness.clear()
     harness.say(PatchSettings({"tools": [{"type": "function", "name": "look"}]}))
-    assert harness.one(Refused).error.field == "tools"
+    assert harness.one(Refused).error.field == "settings.tools"
 
 
 def test_f30_cancelling_keeps_what_was_said_and_what_was_heard() -> None:

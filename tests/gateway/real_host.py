@@ -6,9 +6,10 @@ The whole of it is in this process: a test can tell an engine when to go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
@@ -17,7 +18,7 @@ from protocol.config import GatewayConfig
 from protocol.payloads import PayloadType, audio_payload, text_payload
 from sessions.pipeline import Pipeline
 from tests.gateway.conftest import listening
-from tests.gateway.serving import served
+from tests.gateway.serving import Served, served
 from tests.sessions.harness import voice_pipeline
 from tests.synthetic_engine import SyntheticEngine, SyntheticOptions, SyntheticSession
 from workers.engine import EmitEvent, Engine, EngineSession, Turn, TurnResult
@@ -77,6 +78,7 @@ class RealGateway:
     metrics: GatewayMetrics
     server: GatewayServer
     port: int
+    served: Served
 
     @property
     def http(self) -> str:
@@ -107,11 +109,12 @@ async def serving_kind(
     pipeline: Pipeline,
     make_engine: Callable[[str], Engine],
     config: GatewayConfig | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[RealGateway]:
     """A gateway that serves one pipeline, with what `make_engine` makes for each stage."""
     metrics = GatewayMetrics()
     async with (
-        served({pipeline.name: pipeline}, make_engine, metrics) as it,
+        served({pipeline.name: pipeline}, make_engine, metrics, spec) as it,
         listening(it.host, metrics, config) as (server, port),
     ):
-        yield RealGateway(it.host, it.engines, metrics, server, port)
+        yield RealGateway(it.host, it.engines, metrics, server, port, it)

@@ -14,7 +14,7 @@ from gateway.hosting import (
     StageHealth,
     WorkerSummary,
 )
-from protocol.errors import AntiphonError, NotFound
+from protocol.errors import AntiphonError, ErrorInfo, NotFound
 from sessions.client import Answered, Attached, Role, SessionCreated, SessionEnded, Verb
 from sessions.duplex.events import ClientOutput, ClientVerb
 from sessions.duplex.settings import DuplexSettings
@@ -61,6 +61,9 @@ class ScriptedAttachment:
         said = cast(ClientVerb, verb)
         self.verbs.append(said)
         self._script(self, said)
+
+    def misspoke(self, command: str, error: ErrorInfo) -> None:
+        self.put_out(Answered(command, error))
 
     def has(self, through: int) -> None:
         self.acknowledged = through
@@ -192,6 +195,12 @@ class ScriptedHost:
             if entry.session == session and not entry.ended:
                 entry.end("admin")
                 return
+        raise self._no(session)
+
+    def park_session(self, session: str) -> tuple[str, ...]:
+        raise self._no(session)
+
+    def restore_session(self, session: str) -> tuple[str, ...]:
         raise self._no(session)
 
     @staticmethod

@@ -117,6 +117,8 @@ class Served:
     tasks: dict[str, asyncio.Task[None]]
     directory: Path
     make_engine: Callable[[str], Engine]
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Further members of the workers' specs."""
 
     def endpoint(self, stage: str) -> str:
         """Where the worker of a stage is bound."""
@@ -125,7 +127,7 @@ class Served:
     def start(self, stage: str) -> None:
         """Start a worker for a stage."""
         engine = self.engines[stage] = self.make_engine(stage)
-        spec = WorkerSpec(stage, stage, "synthetic", self.endpoint(stage), "t")
+        spec = WorkerSpec(stage, stage, "synthetic", self.endpoint(stage), "t", **self.spec)
         worker = self.workers[stage] = Worker(spec, engine)
         self.tasks[stage] = asyncio.create_task(worker.serve(lambda: None))
 
@@ -155,10 +157,12 @@ async def served(
     pipelines: Mapping[str, Pipeline] | None = None,
     make_engine: Callable[[str], Engine] = VoiceEngine,
     metrics: GatewayMetrics | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Served]:
     """A host for `pipelines` (one for voice if none are given) and a worker for each stage.
 
-    Pipelines share the workers of stages that have the same name.
+    Pipelines share the workers of stages that have the same name. `spec` is what the specs of
+    all workers have besides.
     """
     pipelines = pipelines or {"voice": voice_pipeline()}
     stages = dict.fromkeys(stage for p in pipelines.values() for stage in p.stages)
@@ -171,7 +175,7 @@ async def served(
             [(stage, stage, f"ipc://{path / stage}") for stage in stages],
             metrics or GatewayMetrics(),
         )
-        it = Served(host, {}, {}, {}, path, make_engine)
+        it = Served(host, {}, {}, {}, path, make_engine, spec or {})
         try:
             for stage in stages:
                 it.start(stage)

@@ -69,7 +69,7 @@ def held(it: Served) -> dict[str, Any]:
         counts[f"{stage} waiting"] = control.waiting
         counts[f"{stage} kept bytes"] = control.kept_bytes
         counts[f"{stage} engine sessions"] = len(it.engines[stage].open_sessions)
-        counts[f"{stage} shell"] = len(worker._sessions) + len(worker._turns)
+        counts[f"{stage} shell"] = len(worker._sessions) + len(worker._turns._running)
         counts[f"{stage} output"] = (
             len(transfers._streams) + len(transfers._readers) + len(transfers._outlets)
         )

@@ -91,6 +91,22 @@ async def test_the_queue_never_holds_more_than_its_limit() -> None:
         assert egress.queued_bytes <= LIMITS.limit
 
 
+async def test_a_frame_that_is_longer_than_the_limit_reaches_who_keeps_up() -> None:
+    egress = Egress(lambda blocked: None, LIMITS)
+    client = Client()
+    client.gate.set()
+    egress.put("x" * 40)
+    egress.put("y" * 500)
+    egress.finish()
+    await egress.drain(client.send)
+    assert [len(frame) for frame in client.frames] == [40, 500]
+    behind = Egress(lambda blocked: None, LIMITS)
+    behind.put("x" * 60)
+    behind.put("y" * 500)
+    with pytest.raises(EgressOverflow):
+        await behind.drain(client.send)
+
+
 async def test_a_client_that_stops_reading_in_the_middle_of_a_frame_is_cut_off() -> None:
     egress = Egress(lambda blocked: None, LIMITS)
     client = Client()

@@ -8,11 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from protocol.errors import CapacityExceeded, InvalidRequest
-from protocol.messages import Command, Update
+from protocol.messages import Close, Command, Fence, Update
 from protocol.worker_link import WorkerLink
 from sessions.actions import Action, Event, Tick
 from sessions.backlog import COMMANDS
-from sessions.client import Refused, SessionCreated, SessionEnded
+from sessions.client import Refused, Restored, SessionCreated, SessionEnded
 from sessions.duplex.events import (
     AppendAudio,
     ClientOutput,
@@ -82,6 +82,22 @@ async def test_a_link_that_takes_no_more_is_opened_afresh(monkeypatch: pytest.Mo
         neighbour.send(spoken_item("theirs"))
         assert (await other.until(InputTranscribed)).item_id == "theirs"
         assert engines["listen"].open_sessions == {attachment.session, neighbour.session}
+    assert not any(engine.open_sessions for engine in engines.values())
+
+
+async def test_a_worker_that_has_lost_a_session_unsaid_gets_it_again() -> None:
+    async with serving() as (host, engines):
+        client = Client()
+        attachment = await opened(host, client)
+        session = attachment.session
+        (replica,) = host._placement.of("listen")
+        replica.link.send(Close(Fence(session, 1, host.incarnation), "unsaid", "test"))
+        attachment.send(MANUAL)
+        await client.until(Restored)
+        attachment.send(spoken_item("heard"))
+        assert (await client.until(InputTranscribed)).item_id == "heard"
+        assert engines["listen"].open_sessions == {session}
+        assert replica.sessions == {session}
     assert not any(engine.open_sessions for engine in engines.values())
 
 

@@ -41,6 +41,8 @@ OTHERS: list[Any] = [
     client.SettingsUpdated("s", "voice", SETTINGS, 1_900_000_000),
     client.Refused(ERROR, "mine"),
     client.Answered("c1", ERROR, {"committed_step": 3}),
+    client.Parking("think", "requested"),
+    client.Parked("think"),
     client.Restoring("think"),
     client.Restored("think"),
     client.SessionEnded("client"),
@@ -111,10 +113,13 @@ def test_limits_are_told_in_seconds_and_fields_as_they_were_written() -> None:
     assert (answer["id"], answer["result"]) == ("c1", {"committed_step": 3})
     assert answer["error"]["field"] == "signal.item_id"
     for field, written in (
-        ("audio.output.voice", "input.settings.audio.output.voice"),
+        ("settings.audio.output.voice", "input.settings.audio.output.voice"),
         ("response.audio.output.voice", "signal.voice"),
         ("response.input[0].content", "signal.input[0].content"),
         ("item.content", "input.item.parts"),
+        ("settings.surprise", "input.settings.surprise"),
+        ("reset.parameters", "signal.parameters"),
+        ("parameters.think", "input.parameters.think"),
         ("step", "input.step"),
         ("inputs", "input.inputs"),
         ("items", "items"),

@@ -117,6 +117,7 @@ async def test_an_empty_object_opens_the_first_pipeline(http: httpx.AsyncClient)
             "unknown_parameter",
             "settings.audio.input.vad",
         ),
+        (b'{"settings": {"surprise": 1}}', 400, "unknown_parameter", "settings.surprise"),
     ],
 )
 async def test_f7_what_cannot_be_honoured_is_refused_by_its_name(
@@ -195,6 +196,18 @@ async def test_a_command_is_answered_with_its_id_and_result(
             {"input": {"type": "settings", "settings": {"audio": {"output": {"speed": 9}}}}},
             "invalid_value",
             "input.settings.audio.output.speed",
+        ),
+        (
+            "update",
+            {"input": {"type": "settings", "settings": {"surprise": 1}}},
+            "unknown_parameter",
+            "input.settings.surprise",
+        ),
+        (
+            "signal",
+            {"signal": {"type": "respond", "input": ["x"]}},
+            "item_not_found",
+            "signal.input[0]",
         ),
         (
             "update",

@@ -240,7 +240,8 @@ async def test_f5_a_repeated_command_is_answered_again_and_not_carried_out_again
         await second.say("update", **said)
         assert (await second.until("answer"))["error"] is None
         repeated = await http.post(f"/v1/sessions/{session['id']}/update", json=said)
-        assert (repeated.status_code, repeated.json()) == (200, {"id": "c1", "result": {}})
+        assert repeated.status_code == 200
+        assert repeated.json() == {"id": "c1", "result": {"item_id": "mine"}}
         # Under another id it is another command, and there is such an item.
         await second.say("update", **(said | {"id": "c2"}))
         error = (await second.until("answer", id="c2"))["error"]
@@ -404,6 +405,16 @@ async def test_bad_frames_are_refused_by_path_and_the_session_goes_on(
         await client.say("update", id="c1", input={"type": "audio", "pcm": 3})
         answer = await client.until("answer")
         assert (answer["id"], answer["error"]["field"]) == ("c1", "input.pcm")
+        # An id is answered once: what comes under it later is not looked at.
+        await client.say("signal", id="c1", signal={"type": "clear"})
+        same = await client.until("answer")
+        assert (same["id"], same["error"]) == ("c1", answer["error"])
+        await client.say("signal", id="c2", signal={"type": "clear"})
+        done = await client.until("answer")
+        assert (done["id"], done["error"]) == ("c2", None)
+        await client.say("update", id="c2", input={"type": "audio", "pcm": 3})
+        same = await client.until("answer")
+        assert (same["id"], same["error"]) == ("c2", None)
         await client.say("attach", role="observer")
         assert (await client.until("refused"))["error"]["field"] == "type"
         await client.socket.send("x" * (MAX_FRAME_BYTES + 1))

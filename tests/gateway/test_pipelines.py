@@ -14,6 +14,7 @@ CONFIG = Config.model_validate(
                 "outputs": {"audio": "speak"},
                 "limits": {
                     "sessions": 3,
+                    "sessions_per_tenant": 2,
                     "idle_s": 1.5,
                     "stall_s": 7,
                     "grace_s": 2,
@@ -50,4 +51,6 @@ def test_a_pipeline_without_voices_leaves_the_choice_to_its_engine() -> None:
 def test_limits_are_told_in_ms() -> None:
     limits = catalogue(CONFIG).pipelines["voice"].limits
     assert (limits.sessions, limits.idle_ms, limits.stall_ms) == (3, 1_500, 7_000)
+    assert limits.sessions_per_tenant == 2
+    assert catalogue(CONFIG).pipelines["other"].limits.sessions_per_tenant is None
     assert (limits.grace_ms, limits.turn_ms, limits.replay_bytes) == (2_000, 5_000, 1024 * 1024)

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
 from gateway.host import GatewayHost
 from loadtest.synthetic_step import StepOptions, SyntheticStep, checksum_after, checksum_of
 from loadtest.synthetic_voice import SyntheticThink, ThinkOptions
 from protocol.arrays import array_payload
+from protocol.errors import CapacityExceeded
 from protocol.payloads import Payload, PayloadType, text_payload
 from sessions.client import Role, SessionEnded
 from sessions.oneshot.events import Piece, Request, RequestDone
@@ -145,6 +147,23 @@ async def test_players_that_vanish_make_room_for_others() -> None:
             player.detach()
         assert len(host.sessions()) == 4
         assert all(health.ready for health in host.health())
+
+
+async def test_a_tenant_has_no_more_sessions_than_one_may_have() -> None:
+    async with playing(world(sessions=4, sessions_per_tenant=2, grace_ms=600_000)) as host:
+        other = await host.open(pipeline="game", tenant="other", secret="s")
+        watched = Client()
+        held = await host.open(pipeline="game", tenant="greedy", on_output=watched.on_output)
+        alone = await host.open(pipeline="game", tenant="greedy", secret="s")
+        # Its own session that was left alone makes room for it, and another tenant's never.
+        last = Client()
+        await host.open(pipeline="game", tenant="greedy", on_output=last.on_output)
+        assert alone.session not in {summary.id for summary in host.sessions()}
+        with pytest.raises(CapacityExceeded, match="2 sessions of one tenant"):
+            await host.open(pipeline="game", tenant="greedy", secret="s")
+        assert {other.session, held.session} < {summary.id for summary in host.sessions()}
+        await host.open(pipeline="game", tenant="other", secret="s")
+        assert len(host.sessions()) == 4
 
 
 async def test_a_tenant_that_opens_many_sessions_ends_none_of_who_has_fewer() -> None:

@@ -456,7 +456,7 @@ def test_a_refusal_names_the_parameter_as_the_client_wrote_it() -> None:
         event: dict[str, Any] = one(client.Refused(info, "evt_1"))["error"]
         return event
 
-    assert error("audio.input.turn_detection.threshold") == {
+    assert error("settings.audio.input.turn_detection.threshold") == {
         "type": "invalid_request_error",
         "code": "invalid_value",
         "message": "No.",

@@ -84,6 +84,8 @@ def other_outputs() -> list[duplex.ClientOutput]:
         client.Refused(ErrorInfo("invalid_value", ErrorKind.CLIENT, "No.", "item_id"), "evt"),
         client.Refused(error, None),
         client.Answered("command", error),
+        client.Parking("think", "requested"),
+        client.Parked("think"),
         client.Restoring("think"),
         client.Restored("think"),
         client.Attached("sess_1", "voice", DuplexSettings(), 1, Limits(), 9, None, secret="s"),

@@ -181,6 +181,11 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
             "    connectors: {think->speak: shm}\n    limits:",
             "18: pipelines.voice.connectors.think->speak: text between stages is cut",
         ),
+        (
+            "limits: {sessions: 3",
+            "limits: {sessions: 3, sessions_per_tenant: 4",
+            "18: pipelines.voice.limits.sessions_per_tenant: more than the 3 of all tenants",
+        ),
         ("limits: {sessions: 3", "limits: {stall_s: 0", "18: pipelines.voice.limits.stall_s"),
     ],
 )

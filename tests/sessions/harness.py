@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
-from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, SessionStateLost
 from protocol.messages import (
     Answer,
     Close,
     Command,
     Feed,
     Open,
+    Park,
     Run,
     StageEvent,
     TurnEnded,
@@ -26,6 +27,7 @@ from sessions.actions import (
     ClientSaid,
     DirectoryAnswered,
     Event,
+    ForgetParked,
     HoldClient,
     OpenRequested,
     Released,
@@ -38,9 +40,10 @@ from sessions.actions import (
     ToClient,
     ToStage,
     TurnMeasured,
+    Unbind,
 )
 from sessions.client import SessionCreated
-from sessions.directory import MemoryDirectory
+from sessions.directory import MemoryDirectory, Request
 from sessions.duplex.events import ClientVerb
 from sessions.machine import Machine
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
@@ -94,6 +97,7 @@ class Harness:
         controller: str | None = "client",
         secret: str | None = None,
         limits: Limits | None = None,
+        parks: Iterable[str] = (),
     ) -> None:
         self.now_ms = 1_000.0
         self._ids = 0
@@ -119,7 +123,16 @@ class Harness:
         self.available = set(self.pipeline.stages)
         self.answer_opens = True
         self.answer_closes = True
+        self.answer_directory = True
+        self.asked: list[Request] = []
+        """Calls of the directory that `answer` is still to answer."""
         self.refuse_open: dict[str, ErrorInfo] = {}
+        self.parks = set(parks)
+        self.parked: set[str] = set()
+        """The stages whose state is in the store."""
+        self.answer_parks = True
+        self.refuse_park: ErrorInfo | None = None
+        self.unbound: list[str] = []
         self._output_sequence: dict[tuple[str, int], int] = {}
         if opened:
             self.feed(OpenRequested())
@@ -154,8 +167,16 @@ class Harness:
                         else:
                             error = CapacityExceeded("none").info()
                             events.append(StageUnavailable(action.stage, error))
+                    case Unbind():
+                        self.unbound.append(action.stage)
+                    case ForgetParked():
+                        self.parked.discard(action.stage)
                     case AskDirectory():
-                        events.append(DirectoryAnswered(self.directory.call(action.request)))
+                        if self.answer_directory:
+                            reply = self.directory.call(action.request)
+                            events.append(DirectoryAnswered(reply))
+                        else:
+                            self.asked.append(action.request)
                     case HoldClient():
                         self.held = action.hold
                     case TurnMeasured():
@@ -166,10 +187,25 @@ class Harness:
     def _worker(self, stage: str, command: Command, events: list[Event]) -> None:
         """Answer opens and closes as a healthy worker does."""
         if isinstance(command, Open) and self.answer_opens:
-            answer = Answer("sess_1", command.command, self.refuse_open.get(stage))
-            events.append(Reported(stage, answer))
+            error = self.refuse_open.get(stage)
+            if error is None and command.restore:
+                if stage not in self.parked:
+                    error = SessionStateLost("nothing is parked").info()
+                self.parked.discard(stage)
+            result = {"parks": True} if stage in self.parks else {}
+            events.append(Reported(stage, Answer("sess_1", command.command, error, result)))
+        if isinstance(command, Park) and self.answer_parks:
+            error = self.refuse_park
+            if error is None:
+                self.parked.add(stage)
+            events.append(Reported(stage, Answer("sess_1", command.command, error)))
         if isinstance(command, Close) and self.answer_closes:
             events.append(Reported(stage, Answer("sess_1", command.command)))
+
+    def answer(self) -> None:
+        """The directory answers the calls that wait, and those that follow from that."""
+        while self.asked:
+            self.feed(DirectoryAnswered(self.directory.call(self.asked.pop(0))))
 
     def say(self, verb: ClientVerb) -> None:
         """The client says `verb`."""

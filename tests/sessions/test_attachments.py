@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from protocol.errors import ErrorInfo
+from protocol.errors import ErrorInfo, InvalidRequest
 from sessions.actions import (
     AskDirectory,
     AttachRequested,
     ClientBlocked,
     ClientHas,
+    ClientMisspoke,
     ClientSaid,
     CloseRequested,
     Detached,
@@ -31,22 +34,34 @@ from sessions.client import (
 from sessions.commands import REMEMBERED
 from sessions.directory import Outcome, Reply, Write
 from sessions.duplex.events import (
+    AppendAudio,
     AudioDelta,
     CancelResponse,
     ClearInput,
+    ClientVerb,
+    CommitInput,
+    CreateItem,
     CreateResponse,
     DuplexSnapshot,
     InputCleared,
+    InputCommitted,
+    Item,
     ItemDone,
+    ItemStatus,
+    Part,
+    PartKind,
     PatchSettings,
+    ResponseCreated,
     ResponseDone,
     ResponseStatus,
     TextDelta,
     TruncateItem,
 )
+from sessions.duplex.events import Role as Speaker
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Limits
-from tests.sessions.harness import Harness, voice_pipeline
+from sessions.resume_secret import digest
+from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
 
 
 def resumable(**limits: int) -> Harness:
@@ -359,6 +374,90 @@ def test_who_leaves_before_it_got_control_leaves_the_session_as_it_was() -> None
     attached(come(harness, "back", secret="s1", new="s3"))
 
 
+def test_who_leaves_before_it_got_control_retires_nobodys_secret() -> None:
+    harness = resumable()
+    harness.feed(Detached("client"))
+    attached(come(harness, "first", secret="s1", new="s2"))
+    harness.answer_directory = False
+    # Two come with one secret: this one is gone again before the directory has answered.
+    come(harness, "second", secret="s1", new="s3")
+    harness.feed(Detached("second"))
+    harness.answer()
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    assert record.secret_digest == digest("s2")
+    harness.feed(Detached("first"))
+    come(harness, "first again", secret="s2", new="s4")
+    harness.answer()
+    assert attached(harness.told["first again"]).secret == "s4"
+
+
+def test_of_those_who_come_at_once_the_directory_is_told_one_after_the_other() -> None:
+    harness = resumable()
+    harness.answer_directory = False
+    for number in range(MAX_ARRIVING):
+        come(harness, f"a{number}", secret="s1", new=f"n{number}")
+        assert len(harness.asked) == 1
+    harness.feed(Detached("a0"))
+    harness.feed(Detached("a2"))
+    harness.answer()
+    got = [name for name in harness.told if name in ("a0", "a1", "a2", "a3")]
+    assert got == ["a1", "a3"]
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    # Two were let in, and for one who had left nothing else had to be undone.
+    assert (record.secret_digest, record.revision) == (digest("n3"), 4)
+
+
+names = st.integers(0, 5)
+plans = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), names, st.none() | names),
+        st.tuples(st.sampled_from(["leave", "speak"]), names, st.none()),
+        st.tuples(st.just("answer"), st.none(), st.none()),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(plans)
+def test_the_secret_that_was_given_last_opens_the_session(
+    plan: list[tuple[str, int | None, int | None]],
+) -> None:
+    harness = resumable()
+    harness.answer_directory = False
+    given_out = ["s1"]
+    for number, (what, who, which) in enumerate([*plan, ("answer", None, None)]):
+        name = f"client {who}"
+        match what:
+            case "come":
+                # With the latest that was given, or an earlier one, or none.
+                secret = None if which is None else given_out[max(0, len(given_out) - 1 - which)]
+                harness.feed(Detached(name))
+                come(harness, name, secret=secret, new=f"new {number}")
+            case "leave":
+                harness.feed(Detached(name))
+            case "speak":
+                say(harness, name)
+            case "answer":
+                harness.answer()
+        for told in harness.told.values():
+            given_out += [
+                output.secret
+                for _, output in told
+                if isinstance(output, Attached) and output.secret is not None
+            ]
+        harness.told.clear()
+    last = given_out[-1]
+    record = harness.directory.get("sess_1")
+    assert record is not None
+    assert record.secret_digest == digest(last)
+    come(harness, "last", secret=last, new="newest")
+    harness.answer()
+    assert attached(harness.told["last"]).secret == "newest"
+
+
 def test_who_waits_while_the_session_ends_is_refused() -> None:
     harness = resumable()
     for number in range(MAX_ARRIVING):
@@ -379,6 +478,50 @@ def test_who_takes_over_without_a_secret_ends_all_earlier_ones() -> None:
     harness = resumable()
     attached(come(harness, "operator", secret=None, new="s2"))
     assert refusal(come(harness, "back", secret="s1")) == "secret_reused"
+
+
+# Commands
+
+
+def test_an_id_is_answered_once_whatever_is_said_under_it() -> None:
+    harness = resumable()
+    error = InvalidRequest("unreadable", field="input.pcm").info()
+    other = InvalidRequest("unreadable", field="input").info()
+    harness.feed(ClientMisspoke("client", "c1", error))
+    harness.feed(ClientMisspoke("client", "c1", other))
+    say(harness, "client", "c1")
+    assert harness.outputs == [Answered("c1", error)] * 3
+    harness.clear()
+    say(harness, "client", "c2")
+    harness.feed(ClientMisspoke("client", "c2", error))
+    assert harness.outputs == [InputCleared(), Answered("c2"), Answered("c2")]
+
+
+def test_what_one_without_control_says_under_an_id_answers_nobodys_command() -> None:
+    harness = resumable()
+    come(harness, "watcher", role=Role.OBSERVER)
+    error = InvalidRequest("unreadable").info()
+    for name in ("watcher", "nobody"):
+        harness.feed(ClientMisspoke(name, "c1", error))
+    assert harness.outputs == []
+    say(harness, "client", "c1")
+    assert harness.one(Answered).error is None
+
+
+def test_an_answer_names_what_was_made() -> None:
+    harness = resumable()
+    item = Item("mine", Speaker.USER, ItemStatus.COMPLETED, [Part(PartKind.INPUT_TEXT, "Hello.")])
+    harness.say(PatchSettings({"audio": {"input": {"turn_detection": None}}}))
+    harness.say(AppendAudio(PCM_MS * 200))
+    harness.clear()
+    verbs: list[ClientVerb] = [CreateItem(item), CommitInput(), CreateResponse()]
+    for number, verb in enumerate(verbs):
+        harness.feed(ClientSaid(verb, "client", f"c{number}"))
+    assert [answer.result for answer in harness.all(Answered)] == [
+        {"item_id": "mine"},
+        {"item_id": harness.one(InputCommitted).item_id},
+        {"response_id": harness.one(ResponseCreated).response.id},
+    ]
 
 
 # Observers

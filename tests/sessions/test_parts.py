@@ -104,13 +104,28 @@ def test_deadlines_come_due_as_a_plain_map_says(calls: list[tuple[str, int | Non
 def test_admission_counts_until_given_back() -> None:
     admission = Admission()
     pipeline = voice_pipeline(sessions=2)
-    admission.take(pipeline)
-    admission.take(pipeline)
+    admission.take(pipeline, "one")
+    admission.take(pipeline, "one")
     with pytest.raises(CapacityExceeded):
-        admission.take(pipeline)
-    admission.give_back(pipeline)
-    admission.take(pipeline)
-    assert admission.full(pipeline)
+        admission.take(pipeline, "two")
+    admission.give_back(pipeline, "one")
+    admission.take(pipeline, "two")
+    assert admission.full(pipeline, "one")
+
+
+def test_a_tenant_gets_no_more_places_than_one_may_have() -> None:
+    admission = Admission()
+    pipeline = voice_pipeline(sessions=3, sessions_per_tenant=2)
+    admission.take(pipeline, "one")
+    admission.take(pipeline, "one")
+    assert admission.full(pipeline, "one")
+    assert not admission.full(pipeline, "two")
+    with pytest.raises(CapacityExceeded, match="serves 2 sessions of one tenant"):
+        admission.take(pipeline, "one")
+    admission.take(pipeline, "two")
+    admission.give_back(pipeline, "one")
+    admission.take(pipeline, "one")
+    assert admission.held("voice") == 3
 
 
 def test_play_out_waits_when_it_has_nothing() -> None:

@@ -6,11 +6,21 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import InvalidRequest
-from protocol.messages import Answer, Configure, RaiseFloor, Run, Signal, TurnStatus
+from protocol.errors import InvalidRequest, SessionStateLost
+from protocol.messages import (
+    Answer,
+    Configure,
+    Open,
+    RaiseFloor,
+    ReceivedThrough,
+    Run,
+    Signal,
+    TurnStatus,
+)
 from protocol.payloads import PayloadType, read_conversation
 from sessions.actions import Reported
-from sessions.client import Refused, SessionEnded, SettingsUpdated
+from sessions.backlog import COMMANDS
+from sessions.client import Refused, Restored, Restoring, SessionEnded, SettingsUpdated
 from sessions.duplex.events import (
     FRONT,
     AppendAudio,
@@ -101,7 +111,7 @@ def test_a_bad_setting_is_refused_by_its_path(patch: dict[str, Any], field: str)
     before = harness.session.freeze()
     harness.say(PatchSettings(patch, ref="evt_1"))
     refused = harness.one(Refused)
-    assert (refused.error.field, refused.ref) == (field, "evt_1")
+    assert (refused.error.field, refused.ref) == (f"settings.{field}", "evt_1")
     assert not harness.all(SettingsUpdated)
     # Only the output number and nothing of the settings has moved.
     assert harness.session.freeze()[2:] == before[2:]
@@ -307,7 +317,7 @@ def test_a_setting_that_the_stage_refuses_is_taken_back_and_told() -> None:
     (configure,) = harness.sent(Configure, "listen")
     error = InvalidRequest("no such language", field="language").info()
     harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
-    assert harness.one(Refused).error.field == "audio.input.transcription.language"
+    assert harness.one(Refused).error.field == "settings.audio.input.transcription.language"
     assert harness.all(SettingsUpdated)[-1].settings.audio.input.transcription is None
     assert harness.sent(Configure, "listen")[-1].settings["language"] is None
 
@@ -329,6 +339,52 @@ def test_a_stage_that_refuses_the_default_as_well_ends_the_session() -> None:
     ended = harness.one(SessionEnded)
     assert ended.reason == "engine_lost"
     assert ended.error.message == "no such language"
+
+
+def test_a_worker_that_has_no_session_to_set_is_lost_like_any_other() -> None:
+    harness = Harness()
+    harness.say(CreateResponse())
+    reply = harness.last_run("think").turn
+    harness.say(NO_VAD)
+    harness.say(PatchSettings({"audio": {"input": {"transcription": {"language": "de"}}}}))
+    harness.say(AppendAudio(PCM_MS * 200))
+    error = SessionStateLost("this worker has no such session").info()
+    for configure in harness.sent(Configure, "listen"):
+        harness.feed(Reported("listen", Answer("sess_1", configure.command, error)))
+    assert harness.session.state is State.ACTIVE
+    assert (harness.one(Restoring).stage, harness.one(Restored).stage) == ("listen", "listen")
+    # What it was sent and had not applied is told of; its settings are with the new worker.
+    assert harness.one(Refused).error.code == "session_state_lost"
+    opened = harness.sent(Open)[-1]
+    assert (opened.settings["turn_detection"], opened.settings["language"]) == (None, "de")
+    assert (opened.settings["clock_ms"], len(harness.sent(Open))) == (200, 1)
+    harness.text("think", reply, "Still here. ")
+    harness.done("think", reply)
+    harness.audio(reply, 0, 100)
+    harness.done("speak", reply)
+    assert harness.one(ResponseDone).response.status is ResponseStatus.COMPLETED
+
+
+def test_a_worker_that_has_no_session_to_signal_is_lost_like_any_other() -> None:
+    harness = Harness()
+    harness.say(ClearInput())
+    (signal,) = harness.sent(Signal, "listen")
+    error = SessionStateLost("this worker has no such session").info()
+    harness.feed(Reported("listen", Answer("sess_1", signal.command, error)))
+    assert harness.session.state is State.ACTIVE
+    assert len(harness.sent(Open, "listen")) == 1
+    assert harness.all(Restored)
+
+
+def test_what_a_lost_binding_still_says_of_input_is_not_taken_for_the_new_one() -> None:
+    harness = Harness()
+    harness.answer_opens = False
+    harness.lose("listen", back=True)
+    for _ in range(COMMANDS + 1):
+        harness.say(AppendAudio(PCM_MS))
+    assert harness.held
+    harness.feed(Reported("listen", ReceivedThrough("sess_1", COMMANDS + 1)))
+    assert harness.held
 
 
 def test_settings_refused_twice_on_their_way_fall_back_once() -> None:
@@ -403,6 +459,7 @@ def test_an_item_has_one_unheard_part_at_most() -> None:
         (CreateResponse(input=[user("one", "x" * 65_537)]), "response.input"),
         (CreateResponse(input=[user(f"i{n}") for n in range(513)]), "response.input"),
         (CreateResponse(input=["nobody"] * 513), "response.input"),
+        (CreateResponse(input=[user("one"), "nobody"]), "response.input[1]"),
         (
             CreateResponse(
                 input=[

@@ -26,6 +26,13 @@ READ_AT_ONCE = 16
 """So much a surface reads of its client before others have the loop."""
 HIGH_OUTPUTS = 24
 """So many unread outputs block a client that reads slowly."""
+GOOD_LIMITS: list[dict[str, Any]] = [
+    {"idle_s": 9},
+    {"grace_s": 1.5},
+    {"stall_s": 2},
+    {"max_age_s": 15},
+]
+BAD_LIMITS: list[dict[str, Any]] = [{"sessions": 9}, {"idle_s": True}, {"grace_s": 9_999}]
 
 
 class Client:
@@ -52,6 +59,8 @@ class Client:
         self.over = False
         """Whether nothing more will happen to it."""
         self.refusal: AntiphonError | None = None
+        self.limits: dict[str, Any] = {}
+        """What it chooses of its session's limits."""
         self.close_asked: set[CloseReason] = set()
         self.interrupted = False
         """Whether it ever asked for the end of a response."""
@@ -63,7 +72,9 @@ class Client:
         self.released_ms: float | None = None
         profile = deployment.profile
         self.rude = profile.rude
-        self.slow = self.world.chance(0.15) and self.rude > 0
+        self.slow = self.world.chance(0.2) and self.rude > 0
+        self.stoic = self.world.chance(0.4)
+        """Whether it waits for the end of what it began, however long that takes."""
         self.fickle = profile.fickle if self.world.chance(0.7) else 0.0
         """How often it is cut off, or looked over its shoulder."""
         self.line = Line(self, profile.fickle > 0 and self.world.chance(0.8))
@@ -76,6 +87,7 @@ class Client:
         self._place = gateway_place
         self.held = False
         """Whether the session takes no verbs for now."""
+        self._apart = False
         self._holds = 0
         self._verbs_said = 0
         self._verb_before_ms = 0.0
@@ -100,6 +112,12 @@ class Client:
         world.count("opens")
         if patch is None:
             patch = self.a_patch()
+        # An engine that hangs is seen to be wedged only while somebody waits for it.
+        hangs = self._deployment.profile.engine.hang
+        if self.rude and not hangs and world.chance(0.25):
+            bad = world.chance(self.rude)
+            world.count("bad limits chosen" if bad else "limits chosen")
+            self.limits = world.random.choice(BAD_LIMITS if bad else GOOD_LIMITS)
         if gateway.make_room(lambda: self._admitted(gateway, patch)):
             self._admitted(gateway, patch)
 
@@ -165,7 +183,7 @@ class Client:
         self.world.count("clients blocked")
         self.blocked_ms = self.gateway.now_ms
         self.line.blocked(True)
-        pause_ms = self.world.random.choice([200.0, 3_000.0, 20_000.0])
+        pause_ms = self.world.random.choice([200.0, 3_000.0, 20_000.0, 20_000.0])
         self.later(pause_ms, self._read)
 
     def _read(self) -> None:
@@ -229,6 +247,11 @@ class Client:
 
     def say_all(self, verbs: list[Any]) -> None:
         """Hand verbs over that come at once."""
+        if self._apart:
+            for verb in verbs:
+                if self._open_to_all() and not isinstance(verb, self.unrefused):
+                    self._say(verb, apart=True)
+            return
         self._verbs.extend(verbs)
         self._flush()
 
@@ -250,40 +273,57 @@ class Client:
                 self.later(0.0, self._flush)
                 return
             said += 1
-            verb = self._verbs.popleft()
-            assert self.gateway is not None
-            self.world.note(self.name, verb)
-            self.watch.said(self, verb)
-            self.handed_over(verb)
-            command: str | None = None
-            if not isinstance(verb, self.unrefused):
-                self._verbs_said += 1
-                verb = replace(verb, ref=f"verb_{self._verbs_said}")
-                self._verb_before_ms = self.verb_ms
-                if isinstance(verb, self.progress):
-                    self.verb_ms = self.gateway.now_ms
-                if self.fickle and self.world.chance(0.4):
-                    command = f"command_{self._verbs_said}"
-            if command is None:
-                self.line.say(verb)
-            else:
-                self._command(command, verb, first=True)
+            self._say(self._verbs.popleft())
+
+    def _say(self, verb: Any, *, apart: bool = False) -> None:
+        """Say a verb over the attachment, or `apart` from it, as over the admin API."""
+        assert self.gateway is not None
+        self.world.note(self.name, verb)
+        self.watch.said(self, verb)
+        self.handed_over(verb)
+        command: str | None = None
+        if not isinstance(verb, self.unrefused):
+            self._verbs_said += 1
+            verb = replace(verb, ref=f"verb_{self._verbs_said}")
+            self._verb_before_ms = self.verb_ms
+            if isinstance(verb, self.progress):
+                self.verb_ms = self.gateway.now_ms
+            if apart or (self.fickle and self.world.chance(0.4)):
+                command = f"command_{self._verbs_said}"
+        if command is None:
+            self.line.say(verb)
+        else:
+            self._command(command, verb, first=True, apart=apart)
+        self.watch.taken(self, verb)
 
     def _may_speak(self) -> bool:
         attached = self.line.current is not None and not self.line.current.dead
         return attached and not self.held and self.blocked_ms is None and not self.over
 
-    def _command(self, command: str, verb: Any, *, first: bool) -> None:
+    def _open_to_all(self) -> bool:
+        """Whether its session takes verbs of whoever is there, or is not."""
+        open_ = self.view.ended is None and self.session_state in (State.ACTIVE, State.DETACHED)
+        return open_ and not self.held
+
+    def say_apart(self) -> None:
+        """Do one thing without an attachment, also while nobody is there, or nobody reads."""
+        if self._open_to_all():
+            self.world.count("verbs apart")
+            self._apart = True
+            self.act()
+            self._apart = False
+
+    def _command(self, command: str, verb: Any, *, first: bool, apart: bool = False) -> None:
         """Say a verb under an id, which is to be answered at once."""
         if self.view.ended is not None or self.session_state not in (State.ACTIVE, State.DETACHED):
             return
         if first:
             self._commands.append((command, verb))
         self.watch.commanded(self, command, first)
-        if first or (self.line.current is not None and self.world.chance(0.5)):
+        over_line = self.line.current is not None and not apart
+        if over_line and (first or self.world.chance(0.5)):
             self.line.say(verb, command)
         else:
-            # As over the admin API: without an attachment.
             self.handle(ClientSaid(verb, None, command))
         self.watch.answered(self, command)
 
@@ -304,9 +344,12 @@ class Client:
         if self.over or self.view.ended is not None or not self.talks:
             return
         world = self.world
-        if self.line.current is None or self.held or self.busy():
+        waits = self.stoic and bool(self.pending())
+        if self.line.current is None or self.held or waits or self.busy():
             if self.fickle and world.chance(self.fickle / 3):
                 self._be_fickle()
+            elif self.line.current is None and world.chance(self.fickle):
+                self.say_apart()
             self._next()
             return
         self.patience -= 1
@@ -315,7 +358,12 @@ class Client:
                 world.count("clients gone silent")
                 return
             world.count("clients gone")
-            self.close()
+            if self.line.resumable or self.line.current is None or world.chance(0.5):
+                self.close()
+            else:
+                # Its transport ends, and with that its session.
+                self.close_asked.add(CloseReason.CLIENT)
+                self.line.leave(self.line.current)
             return
         if self.fickle and world.chance(self.fickle):
             self._be_fickle()
@@ -331,6 +379,8 @@ class Client:
                 line.vanish()
         elif roll < 0.55:
             line.acknowledge()
+        elif roll < 0.65:
+            self.say_apart()
         elif roll < 0.75:
             self.repeat_command()
         elif roll < 0.85:

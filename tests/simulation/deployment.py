@@ -9,6 +9,7 @@ from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess
 from tests.simulation.network import Network
 from tests.simulation.profile import Profile
+from tests.simulation.store import Store
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
@@ -33,6 +34,7 @@ class Deployment:
         self.gateway_places = [f"gateway-{number}" for number in range(profile.gateways)]
         self.workers: dict[str, WorkerProcess | None] = dict.fromkeys(self.worker_places)
         self.gateways: dict[str, GatewayProcess | None] = dict.fromkeys(self.gateway_places)
+        self.store = Store()
         self.causes: defaultdict[str, set[str]] = defaultdict(set)
         self.clients: dict[str, Client] = {}
         """Clients by their session."""

@@ -9,14 +9,21 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from protocol.connectors import Descriptor, InlineDescriptor
-from protocol.errors import EngineFailed, ErrorInfo, InvalidRequest
+from protocol.errors import (
+    CapacityExceeded,
+    EngineFailed,
+    ErrorInfo,
+    InvalidRequest,
+    SessionStateLost,
+)
 from protocol.messages import RESET
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
 from sessions.duplex.settings import INPUT_RATE_HZ
+from tests.simulation.profile import PARKS, Places
 from tests.simulation.steps import begun, folded, frame, latents
 from workers.control_events import (
     ApplyInput,
@@ -27,6 +34,8 @@ from workers.control_events import (
     Noticed,
     OpenSession,
     OperationDone,
+    ParkSession,
+    SessionMeasured,
     SignalSession,
     StartTurn,
     TurnFinished,
@@ -43,6 +52,9 @@ AUDIO_TAG = struct.Struct("<III")
 FAILED = EngineFailed("the synthetic engine failed on purpose").info()
 
 
+Operation = OpenSession | ConfigureSession | SignalSession | ParkSession
+
+
 class CommitRefused(Exception):
     """The engine fails at the very last."""
 
@@ -51,6 +63,14 @@ def payload_of(descriptor: Descriptor) -> Payload:
     """What a descriptor holds: here everything travels inside messages."""
     assert isinstance(descriptor, InlineDescriptor)
     return descriptor.payload
+
+
+def declared(places: Places | None, settings: dict[str, Any]) -> dict[str, int]:
+    """What a session with these settings may hold at most, in bytes by device."""
+    places = places or Places(2)
+    large = settings.get("language") == "de" or settings.get("seed") == 2
+    units = 2 if large and places.parkable > 1 else 1
+    return {places.device: places.unit_bytes * units}
 
 
 @dataclass(eq=False)
@@ -70,6 +90,7 @@ class EngineTurn:
     hangs: bool = False
     stubborn_ms: float = 0.0
     paced: bool = False
+    deaf: bool = False
     waits: bool = False
     cancelled: bool = False
     over: bool = False
@@ -110,20 +131,22 @@ class SyntheticEngine:
     def __init__(self, worker: WorkerProcess) -> None:
         self.sessions: dict[str, EngineSession] = {}
         self.turns: dict[tuple[str, int], EngineTurn] = {}
-        self._slow: dict[str, OpenSession | ConfigureSession | SignalSession] = {}
+        self._slow: dict[str, Operation] = {}
         self.progressed_ms = worker.world.now_ms
         self._worker = worker
         self._world = worker.world
         self._faults = worker.profile.engine
         self._stage = worker.stage
-        self._obeys = False
+        self.obeys = False
+        """Whether nothing goes wrong any more."""
 
     def obey(self) -> None:
         """No further fault."""
-        self._obeys = True
+        self.obeys = True
         self._faults = type(self._faults)()
         for turn in list(self.turns.values()):
             turn.stubborn_ms = 0.0
+            turn.deaf = False
             turn.fails_at = None
             if turn.hangs:
                 turn.hangs = False
@@ -131,11 +154,12 @@ class SyntheticEngine:
 
     # Operations
 
-    def operate(self, action: OpenSession | ConfigureSession | SignalSession) -> None:
+    def operate(self, action: Operation) -> None:
         """Carry an operation out and say how it went, at once or after a while."""
         world = self._world
-        if world.chance(self._faults.slow_operation):
-            world.count("fault: slow operation")
+        park = isinstance(action, ParkSession)
+        if world.chance(self._faults.slow_park if park else self._faults.slow_operation):
+            world.count("fault: slow park" if park else "fault: slow operation")
             self._slow[action.session] = action
 
             def carry_out() -> None:
@@ -148,29 +172,26 @@ class SyntheticEngine:
         else:
             self._operate(action)
 
-    def _operate(self, action: OpenSession | ConfigureSession | SignalSession) -> None:
+    def _operate(self, action: Operation) -> None:
         error: ErrorInfo | None = None
+        result: dict[str, Any] = {}
         world, faults = self._world, self._faults
         session = self.sessions.get(action.session)
         match action:
             case OpenSession():
-                if world.chance(faults.refuse_open):
-                    error = InvalidRequest("the synthetic engine refuses the session").info()
-                    world.count("fault: open refused")
-                    self._worker.blame(action.session, "open refused")
-                else:
-                    clock_ms = float(action.settings.get("clock_ms", 0))
-                    self.sessions[action.session] = EngineSession(
-                        action.session,
-                        action.epoch,
-                        action.owner,
-                        action.settings,
-                        clock_ms,
-                        clock_ms,
-                        checksum=begun(action.settings.get("seed", 0)),
-                    )
+                try:
+                    result = self._open(action)
+                except (InvalidRequest, SessionStateLost) as refusal:
+                    error = refusal.info()
             case _ if session is None:
                 return
+            case ParkSession(step=step):
+                if world.chance(faults.store_full):
+                    world.count("fault: store full")
+                    error = CapacityExceeded("the store is full").info()
+                else:
+                    self._worker.park(session, step)
+                    result = {"parked": 1}
             case ConfigureSession():
                 if world.chance(faults.refuse_configure):
                     error = InvalidRequest("no such language", field="language").info()
@@ -185,7 +206,45 @@ class SyntheticEngine:
                     as_opened = session.settings.get("seed", 0)
                     session.steps = 0
                     session.checksum = begun(arguments.get("seed", as_opened))
-        self._worker.tell(OperationDone(action.session, error))
+        if action.session in self.sessions:
+            self._measure(self.sessions[action.session])
+        self._worker.tell(OperationDone(action.session, error, result))
+
+    def _open(self, action: OpenSession) -> dict[str, Any]:
+        """Begin with nothing, or with what was parked. Raises AntiphonError."""
+        world, name = self._world, action.session
+        if world.chance(self._faults.refuse_open):
+            world.count("fault: open refused")
+            self._worker.blame(name, "open refused")
+            raise InvalidRequest("the synthetic engine refuses the session")
+        result: dict[str, Any] = {"parks": True} if self._stage in PARKS else {}
+        if action.restore:
+            snapshot = self._worker.restore(name)
+            session = replace(
+                snapshot.state, epoch=action.epoch, owner=action.owner, settings=action.settings
+            )
+            result["committed_step"] = snapshot.step
+        else:
+            clock_ms = float(action.settings.get("clock_ms", 0))
+            session = EngineSession(
+                name,
+                action.epoch,
+                action.owner,
+                action.settings,
+                clock_ms,
+                clock_ms,
+                checksum=begun(action.settings.get("seed", 0)),
+            )
+        self.sessions[name] = session
+        self._worker.watch.session_made(self._worker, session, action)
+        return result
+
+    def _measure(self, session: EngineSession) -> None:
+        """Say what the session holds; where bytes are bounded never more than was declared."""
+        places = self._worker.profile.places
+        share = self._world.random.choice([0.5, 1.0] if places else [0.5, 1.0, 1.5])
+        held = {d: int(n * share) for d, n in declared(places, session.settings).items()}
+        self._worker.tell(SessionMeasured(session.name, held))
 
     def free(self, name: str) -> None:
         """Drop the session; turns of it that were abandoned end unheard."""
@@ -261,6 +320,7 @@ class SyntheticEngine:
             turn.hangs = True
         if world.chance(faults.stubborn):
             turn.stubborn_ms = chance.choice([200.0, 1_500.0, 9_000.0])
+        turn.deaf = world.chance(faults.deaf)
         self.turns[turn.key] = turn
         self._worker.watch.turn_started(self._worker, turn)
         if turn.hangs:
@@ -285,6 +345,10 @@ class SyntheticEngine:
         if running is not None:
             if wait:
                 self._world.count("turns paced")
+            if wait and running.deaf:
+                self._world.count("fault: engine does not wait")
+                self._worker.blame(session, "full")
+                return
             running.paced = wait
             if not wait:
                 self._go_on(running)
@@ -423,8 +487,9 @@ class SyntheticEngine:
             self._worker.blame(turn.action.session, "engine")
             self._end(turn, TurnOutcome.FAILED, FAILED)
             return False
-        if (wanted.get("stall") or wanted.get("finish_when_cancelled")) and not self._obeys:
+        if (wanted.get("stall") or wanted.get("finish_when_cancelled")) and not self.obeys:
             self._world.count("fault: step stalls")
+            self._worker.blame(turn.action.session, "engine")
             turn.hangs = True
             return False
         session = turn.session

@@ -4,20 +4,20 @@ come twice or from those who may not give them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from protocol.messages import Close, Command, Feed, Fence, Open, RaiseFloor, Run, Signal, Update
-from sessions.actions import CloseRequested
+from sessions.actions import CloseRequested, ParkRequested, RestoreRequested
+from sessions.directory import Remove
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.gateway import GatewayProcess
 from tests.simulation.invariants.answers import I7Answers
 from tests.simulation.process import Process
+from tests.simulation.taker import THIEF, Taker
 from tests.simulation.worker import WorkerProcess
 from workers.control_events import CommandReceived, GatewayUp
-
-THIEF = "thief"
-"""An incarnation that owns nothing, until it takes it."""
 
 
 class Faults:
@@ -31,6 +31,7 @@ class Faults:
         self._answers = answers
         self._clients = clients
         self._stopped = False
+        self._taker = Taker(deployment)
         self._kinds: list[Callable[[], None]] = [
             self._kill_worker,
             self._kill_worker,
@@ -46,8 +47,15 @@ class Faults:
             self._trespass,
             self._trespass,
             self._steal,
+            self._steal,
+            self._steal,
+            self._open_elsewhere,
+            self._take_record,
             self._start_afresh,
             self._operator,
+            self._park,
+            self._park,
+            self._restore,
             self._stop_worker,
             self._drain,
         ]
@@ -173,6 +181,23 @@ class Faults:
             close = CloseRequested(CloseReason.ADMIN)
             gateway.run(lambda: gateway.handle(client.session, close))
 
+    def _park(self) -> None:
+        self._ask_for(ParkRequested(), "fault: parked by the operator")
+
+    def _restore(self) -> None:
+        self._ask_for(RestoreRequested(), "fault: restored by the operator")
+
+    def _ask_for(self, event: ParkRequested | RestoreRequested, count: str) -> None:
+        clients = [c for c in self._clients() if not c.over and c.gateway is not None]
+        if event == RestoreRequested():
+            clients = [c for c in clients if c.hosted is not None and c.hosted.session.parked]
+        if clients:
+            client = self._world.random.choice(clients)
+            gateway = client.gateway
+            assert gateway is not None
+            self._world.count(count)
+            gateway.run(lambda: gateway.handle(client.session, event))
+
     def _repeat(self) -> None:
         """A command comes once more, as after an answer that was lost."""
         worker = self._worker()
@@ -203,6 +228,8 @@ class Faults:
             return False
         if isinstance(command, Run) and worker.profile.tight:
             return False  # Its turn may have been forgotten.
+        if "stolen" in worker.causes(command.fence.session):
+            return False
         return session.owner == event.gateway and command.fence.epoch == 1
 
     def _session(self) -> tuple[WorkerProcess, Fence] | None:
@@ -218,6 +245,8 @@ class Faults:
         if found is None:
             return
         worker, fence = found
+        if fence.owner == THIEF:
+            return
         chance = self._world.random
         gateway, forged = chance.choice(
             [
@@ -229,7 +258,14 @@ class Faults:
         command = chance.choice(self._commands(forged))
         self._world.count("fault: command of a stranger")
         worker.run(lambda: worker.inject(GatewayUp(THIEF)))
-        worker.run(lambda: worker.inject(CommandReceived(gateway, command)))
+
+        def trespass() -> None:
+            before = worker.control.freeze()
+            worker.inject(CommandReceived(gateway, command))
+            if worker.control.freeze() != before:
+                self._world.fail("I1 fence", f"{command} of {gateway} has changed {worker.place}")
+
+        worker.run(trespass)
 
     def _commands(self, fence: Fence) -> list[Command]:
         number = self._world.number("forged")
@@ -244,17 +280,25 @@ class Faults:
 
     def _steal(self) -> None:
         """Another owner takes a session over, with the next epoch, and ends it in time."""
-        found = self._session()
-        if found is None:
+        if (found := self._session()) is not None:
+            take = self._world.random.choice([self._taker.reopen, *[self._taker.adopt] * 3])
+            take(found[0], found[1].session)
+
+    def _open_elsewhere(self) -> None:
+        """A gateway that nobody knows opens a session, wherever that goes."""
+        if (worker := self._worker()) is not None:
+            self._taker.open_own(worker)
+
+    def _take_record(self) -> None:
+        """Another owner takes a session over in the directory, and gives it up in time."""
+        if (gateway := self._gateway()) is None:
             return
-        worker, fence = found
-        higher = Fence(fence.session, 2, THIEF)
-        number = self._world.number("forged")
-        self._world.count("fault: session taken over")
-        self._deployment.blame(fence.session, "stolen")
-        worker.run(lambda: worker.inject(GatewayUp(THIEF)))
-        opening = Open(higher, f"stolen-{number}")
-        worker.run(lambda: worker.inject(CommandReceived(THIEF, opening)))
-        closing = Close(higher, f"stolen-close-{number}", "stolen")
-        delay_ms = self._world.random.choice([1.0, 400.0, 4_000.0])
-        worker.later(delay_ms, lambda: worker.inject(CommandReceived(THIEF, closing)))
+        directory = gateway.hosted.directory
+        records = [directory.get(hosted.id) for hosted in gateway.hosted.all()]
+        there = [record for record in records if record is not None and record.owner != THIEF]
+        if not there:
+            return
+        record = self._world.random.choice(there)
+        self._world.count("fault: record taken over")
+        directory.call(Remove(record.session, record.epoch))
+        gateway.record_of_another(replace(record, epoch=record.epoch + 1, owner=THIEF))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from gateway.hosted import Hosted, HostedSessions
@@ -47,7 +48,8 @@ from protocol.messages import (
 )
 from sessions import actions as core
 from sessions.actions import OpenRequested, StageCrowded, TurnMeasured
-from sessions.directory import Outcome, Reply, Request
+from sessions.chosen_limits import chosen
+from sessions.directory import Create, Outcome, Record, Remove, Reply, Request
 from sessions.lifecycle import CloseReason, State
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
@@ -218,6 +220,9 @@ class SimulatedSessions(HostedSessions):
     def _ask(self, hosted: Hosted, request: Request, events: deque[core.Event]) -> None:
         gateway, faults = self._gateway, self._gateway.profile.directory
         world = gateway.world
+        if isinstance(request, Create) and world.chance(faults.taken):
+            world.count("fault: record was there")
+            gateway.record_of_another(replace(request.record, epoch=2, owner="another"))
         if gateway.deployment.quiet_since_ms is not None or not faults.slow:
             super()._ask(hosted, request, events)
             return
@@ -255,7 +260,9 @@ class GatewayProcess(Process):
         self.deployment = deployment
         self.profile = deployment.profile
         self.watch = deployment.watch
-        self.pipeline = deployment.profile.pipeline
+        priorities = deployment.profile.priorities
+        priority = priorities[deployment.gateway_places.index(place) % len(priorities)]
+        self.pipeline = replace(deployment.profile.pipeline, priority=priority)
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
         self._waiting: dict[str, list[Callable[[], None]]] = {}
@@ -287,7 +294,7 @@ class GatewayProcess(Process):
         """Whether a session can be opened now, or never will be; otherwise the one that was
         left alone the longest is ended, and after that comes `then`."""
         hosted = self.hosted
-        if not hosted.admission.full(self.pipeline):
+        if not hosted.admission.full(self.pipeline, TENANT):
             return True
         victim = hosted.least_needed(self.pipeline, TENANT)
         if victim is None:
@@ -309,6 +316,7 @@ class GatewayProcess(Process):
     def open(self, client: Client, settings_patch: dict[str, Any] | None) -> None:
         """Open a session for `client`. Raises AntiphonError, and then holds nothing."""
         now_ms = self.now_ms
+        limits = chosen(self.pipeline.limits, client.limits)
         identity = Identity(
             session=f"sess_{self.world.number('session')}",
             epoch=1,
@@ -323,8 +331,9 @@ class GatewayProcess(Process):
             self.pipeline,
             self._new_id,
             now_ms,
-            controller=client.name,
+            controller=None if client.line.opens_apart else client.name,
             secret_digest=None if secret is None else digest(secret),
+            limits=limits,
         )
         if settings_patch:
             session.prepare(settings_patch)
@@ -345,6 +354,17 @@ class GatewayProcess(Process):
     def handle(self, session: str, event: core.Event) -> None:
         """Feed an event to a session."""
         self.hosted.handle(session, event, self.now_ms)
+
+    def record_of_another(self, record: Record) -> None:
+        """Another owner has a session in the directory, and gives it up in time."""
+        directory = self.hosted.directory
+        self.deployment.blame(record.session, "directory")
+        directory.call(Create(record))
+
+        def give_up() -> None:
+            directory.call(Remove(record.session, record.epoch))
+
+        self.later(5_000.0, give_up)
 
     def stage_lost(self, session: str, stage: str) -> None:
         """A session's input cannot reach its stage."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded, EngineFailed
+from protocol.errors import CapacityExceeded, EngineFailed, ErrorKind
 from protocol.messages import (
     Close,
     Command,
@@ -324,6 +324,8 @@ class Instance:
                     case core.ToClient():
                         self._told(action)
                     case core.AttachRefused():
+                        if action.error.kind is ErrorKind.CLIENT:
+                            raise Broken(f"the secret that was given last: {action.error}")
                         self.present.pop(action.attachment, None)
                     case core.Released():
                         self.released = True

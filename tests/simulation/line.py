@@ -29,6 +29,7 @@ UNSEEN_MS = (0.0, 0.0, 40.0, 1_500.0)
 
 REUSED = frozenset({"secret_reused"})
 GUESSED = frozenset({"resume_refused"})
+CANNOT = frozenset({"invalid_value"})
 AT_ONCE = REUSED | GUESSED
 
 
@@ -66,12 +67,12 @@ class Line:
         self.current: Attachment | None = None
         self.secret: str | None = f"secret-of-{client.name}" if resumable else None
         self.resumable = resumable
+        self.opens_apart = resumable and client.world.chance(0.15)
+        """Whether it asks for its session first and comes to it later."""
         self.has = 0
         self.acknowledged = 0
         self.left_ms: float | None = None
         """Since when, by its gateway's clock, nobody controls the session."""
-        self._contested = False
-        """Whether two have come with one secret, of which one may have lost its own."""
         self._retired: str | None = None
         self._spoken = False
         self._client = client
@@ -79,7 +80,11 @@ class Line:
         self._number = 0
 
     def opens(self) -> None:
-        """The session is opened over the first attachment."""
+        """The session is opened over the first attachment, or without one."""
+        if self.opens_apart:
+            self._world.count("sessions opened apart")
+            self._return_later()
+            return
         first = Attachment(self._client.name, Role.CONTROLLER, following=1)
         self.attachments[first.name] = self.current = first
 
@@ -213,6 +218,9 @@ class Line:
 
     def _return(self) -> None:
         client, world = self._client, self._world
+        if self.current is None and not client.over and client.view.ended is not None:
+            # It was away when its session ended.
+            self._ask(self.has, self.secret, refusable=frozenset())
         if not self._wanted():
             return
         if not client.view.created or any(a.following is None for a in self._arriving()):
@@ -225,12 +233,11 @@ class Line:
             self._ask(cursor=world.random.choice([None, 0, self.has]), secret=None)
         elif world.chance(0.2):
             world.count("two come at once")
-            self._contested = True
             secret = self.secret
-            self._ask(self.has, secret, refusable=AT_ONCE)
-            self._ask(self.has, secret, refusable=AT_ONCE)
+            for _ in range(world.random.choice([2, 2, 6])):
+                self._ask(self.has, secret, refusable=AT_ONCE)
         else:
-            self._ask(self.has, self.secret, refusable=AT_ONCE if self._contested else None)
+            self._ask(self.has, self.secret)
         client.later(6_000.0, self._again)
 
     def _again(self) -> None:
@@ -253,18 +260,27 @@ class Line:
             self._ask(self._world.random.choice([None, 0]), None)
 
     def intrude(self) -> None:
-        """Somebody comes with a secret that is not good."""
+        """Somebody comes with a secret that is not good, or to what nobody can come to."""
+        world = self._world
         if not self.resumable:
-            return
-        if self._retired is not None and self._world.chance(0.7):
-            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=not self._contested)
+            role = world.random.choice([Role.CONTROLLER, Role.OBSERVER])
+            self._ask(None, None, role=role, refusable=CANNOT, unwelcome=True)
+        elif world.chance(0.2):
+            cursor = self._client.last_sequence + 1
+            self._ask(cursor, self.secret, refusable=CANNOT, unwelcome=True)
+        elif self._retired is not None and self._world.chance(0.7):
+            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=True)
         else:
             self._ask(self.has, "a guess", refusable=GUESSED, unwelcome=True)
 
     def observe(self) -> None:
-        """Somebody looks on: reads nothing, may say something, and goes."""
+        """Somebody looks on: reads nothing, may say something, and goes. Or very many do."""
         if not self.resumable:
             return
+        for _ in range(20 if self._world.chance(0.05) else 1):
+            self._observe()
+
+    def _observe(self) -> None:
         world, client = self._world, self._client
         cursor = world.random.choice([None, 0, self.has])
         attachment = self._ask(cursor, None, role=Role.OBSERVER)
@@ -296,7 +312,8 @@ class Line:
         self.attachments[name] = attachment
         self._world.note(self._client.name, f"asks for {name}: {role}, {cursor}, {secret}")
         self._client.handle(AttachRequested(name, role, cursor, secret, new_secret))
-        if role is Role.CONTROLLER and self._world.chance(0.05) and name in self.attachments:
+        going = role is Role.CONTROLLER and not unwelcome and self._world.chance(0.05)
+        if going and name in self.attachments:
             # Gone before it was let in.
             attachment.dead = True
             if attachment is self.current or secret is None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from protocol.device_bytes import HOST
 from protocol.edges import CLIENT, ConnectorKind, edge_name
 from protocol.link_events import LinkSettings
 from protocol.payloads import PayloadType
 from protocol.stream import StreamLimits
+from sessions.ledger import Budget
 from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
 from tests.simulation.network import Weather
 from workers.control_events import ControlLimits
 from workers.retention import RetentionLimits
 
 LINK = LinkSettings(heartbeat_ms=2_000.0, silence_ms=7_000.0, refused_ms=3_000.0)
-CONTROL = ControlLimits(cancel_ms=2_000.0, owner_gone_ms=6_000.0)
+CONTROL = ControlLimits(cancel_ms=2_000.0, room_ms=3_000.0, owner_gone_ms=6_000.0)
 LIMITS = Limits(
     sessions=4,
     idle_ms=20_000,
@@ -26,6 +28,10 @@ LIMITS = Limits(
     close_ms=4_000,
     grace_ms=6_000,
 )
+PARKS = frozenset({"think", "speak", "world"})
+"""The stages whose sessions can be parked."""
+SMALL_UNIT_BYTES = 12_000
+"""So little that output finds no room either."""
 GONE_MS = 60_000.0
 """After this nothing is left of a session that has ended, whatever happened meanwhile."""
 
@@ -43,15 +49,48 @@ class EngineFaults:
     hang: float = 0.0
     overflow: float = 0.0
     slow_operation: float = 0.0
+    slow_commit: float = 0.0
+    deaf: float = 0.0
+    """Turns that do not wait when they are told to."""
+    slow_park: float = 0.0
+    store_full: float = 0.0
+    spoil_snapshot: float = 0.0
+
+
+@dataclass(frozen=True)
+class Places:
+    """How many sessions the bytes of one worker are enough for.
+
+    A session takes `unit_bytes` of `device`, or twice that where its settings say so and it
+    can have that. With `pooled` the engine has set them aside when it was loaded.
+    """
+
+    parkable: int
+    """On a stage whose sessions can be parked; others have one more."""
+    unit_bytes: int = 1024 * 1024
+    device: str = HOST
+    pooled: bool = False
+    tenant_share: float = 1.0
+
+    def of(self, stage: str) -> int:
+        """The places of a worker of this stage."""
+        return self.parkable + (stage not in PARKS)
+
+    def budget(self, stage: str) -> Budget:
+        """One unit is the engine's; as much as all that is for output."""
+        total_bytes = 2 * self.unit_bytes * (self.of(stage) + 1)
+        return Budget(total_bytes, 0.5, self.tenant_share)
 
 
 @dataclass(frozen=True)
 class DirectoryFaults:
-    """Probabilities of a call: to be answered late, with `unknown`, or not for long."""
+    """Probabilities of a call: to be answered late, with `unknown`, or not for long; and that
+    a session's name is another's already."""
 
     slow: float = 0.0
     unknown: float = 0.0
     silent: float = 0.0
+    taken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +116,10 @@ class Profile:
     directory: DirectoryFaults = DirectoryFaults()
     fickle: float = 0.0
     """The share of what clients do that is coming, going and asking again."""
+    places: Places | None = None
+    """What the bytes of each worker are enough for; None: for any number."""
+    priorities: tuple[int | None, ...] = (0,)
+    """That of the sessions of each gateway, in turn."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -188,12 +231,19 @@ def profile_of(seed: int) -> Profile:
             fail_input=chance.choice([0.0, 0.03]),
             give_up_turn=chance.choice([0.0, 0.03]),
             stubborn=chance.choice([0.0, 0.1, 0.3]),
-            hang=chance.choice([0.0, 0.0, 0.03, 0.3]),
-            overflow=chance.choice([0.0, 0.1]),
+            hang=chance.choice([0.0, 0.0, 0.05, 0.3]),
+            overflow=chance.choice([0.0, 0.3]),
             slow_operation=chance.choice([0.0, 0.3]),
+            slow_commit=chance.choice([0.0, 0.3]),
+            deaf=chance.choice([0.0, 0.1]),
+            slow_park=chance.choice([0.0, 0.5]),
+            store_full=chance.choice([0.0, 0.0, 0.2]),
+            spoil_snapshot=chance.choice([0.0, 0.0, 0.2]),
         )
     # Engines that hang are seen to be wedged only while somebody waits for them.
-    limits = replace(LIMITS, idle_ms=60_000, turn_ms=20_000) if engine.hang else LIMITS
+    limits = LIMITS
+    if engine.hang:
+        limits = replace(limits, idle_ms=60_000, turn_ms=chance.choice([20_000, 50_000]))
     limits = replace(limits, sessions=chance.choice([3, 4, 4]))
     limits = replace(limits, replay_bytes=chance.choice([1_500, 8_000, 200_000, 2_000_000]))
     directory = DirectoryFaults()
@@ -202,6 +252,7 @@ def profile_of(seed: int) -> Profile:
             slow=chance.choice([0.2, 1.0]),
             unknown=chance.choice([0.0, 0.1, 0.4]),
             silent=chance.choice([0.0, 0.02]),
+            taken=chance.choice([0.0, 0.05]),
         )
     kind = chance.choice(["plain", "plain", "chain", "whole", "world", "encoded", "request"])
     if kind in ("world", "encoded"):
@@ -212,6 +263,8 @@ def profile_of(seed: int) -> Profile:
         pipeline = pipeline_of(kind, arena, limits)
     control, link = CONTROL, LINK
     if tight:
+        # A voice that begins when all has been thought needs all of that to be kept.
+        pieces = 64 if kind == "whole" else 2
         control = ControlLimits(
             sessions=5,
             turns_per_session=4,
@@ -219,13 +272,20 @@ def profile_of(seed: int) -> Profile:
             waiting_commands=8,
             held_inputs=8,
             cancel_ms=2_000.0,
+            room_ms=3_000.0,
             owner_gone_ms=6_000.0,
             fed_payloads=3,
-            lanes=2,
+            lanes=8,
             remembered_answers=32,
             remembered_turns=4,
             remembered_fences=8,
-            retention=RetentionLimits(bytes=20_000, pieces=2, age_ms=9_000.0),
+            retention=RetentionLimits(
+                bytes=20_000,
+                pieces=pieces,
+                hard_bytes=200_000,
+                hard_pieces=pieces + 4,
+                age_ms=9_000.0,
+            ),
         )
         window = StreamLimits(
             window_messages=16,
@@ -261,4 +321,22 @@ def profile_of(seed: int) -> Profile:
         fickle=0.0 if engine.hang > 0.1 else chance.choice([0.0, 0.1, 0.3, 0.5]),
         rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
+        places=places_of(chance),
+        priorities=chance.choice([(0,), (0,), (1, 0), (0, None)]),
+    )
+
+
+def places_of(chance: random.Random) -> Places | None:
+    """In many worlds a few."""
+    if chance.random() < 0.4:
+        return None
+    pooled = chance.random() < 0.3
+    parkable = chance.choice([1, 2, 2, 3])
+    return Places(
+        parkable=parkable,
+        unit_bytes=chance.choice([1024 * 1024, 1024 * 1024, SMALL_UNIT_BYTES]),
+        device="cuda:0" if pooled else HOST,
+        pooled=pooled,
+        # That of a small worker would have no room for anybody.
+        tenant_share=chance.choice([1.0, 0.7]) if parkable > 2 else 1.0,
     )

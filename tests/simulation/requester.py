@@ -9,6 +9,14 @@ from protocol.payloads import conversation_payload
 from sessions.oneshot.events import CancelRequest, Request, RequestDone, RequestFailed
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
+from tests.simulation.steps import HUGE_INPUTS
+
+BAD_BY_STAGE: list[dict[str, Any]] = [
+    {"nobody": {}},
+    {"speak": "loudly"},
+    {"think": {"stop": "x" * 70_000}},
+]
+GOOD_BY_STAGE: list[dict[str, Any]] = [{"think": {"seed": 1}}, {"speak": {"speed": 1.1}}]
 
 
 class Requester(Client):
@@ -20,6 +28,13 @@ class Requester(Client):
         super().__init__(deployment, gateway_place, name)
         self.asked = False
         self.last_word: RequestDone | RequestFailed | None = None
+
+    def a_patch(self) -> dict[str, Any] | None:
+        """Settings by stage."""
+        if not self.rude or not self.world.chance(0.4):
+            return None
+        bad = self.world.chance(self.rude)
+        return self.world.random.choice(BAD_BY_STAGE if bad else GOOD_BY_STAGE)
 
     def a_verb(self) -> CancelRequest:
         """Something to say that is harmless."""
@@ -41,7 +56,8 @@ class Requester(Client):
     def handed_over(self, verb: Any) -> None:
         """A verb is about to reach the session."""
         if isinstance(verb, Request):
-            self.asked = self.asked or verb.ports != frozenset()
+            bad = verb.ports == frozenset() or verb.parameters in BAD_BY_STAGE
+            self.asked = self.asked or not (bad or verb.inputs == HUGE_INPUTS)
         elif isinstance(verb, CancelRequest):
             self.interrupted = True
 
@@ -51,10 +67,14 @@ class Requester(Client):
         if not self.asked or world.chance(0.3):
             if world.chance(self.rude):
                 world.count("bad input")
-                self.say(Request([conversation_payload([])], ports=frozenset()))
+                asked = [conversation_payload([])]
+                bad = [Request(asked, ports=frozenset()), Request(HUGE_INPUTS), CancelRequest()]
+                bad += [Request(asked, parameters=given) for given in BAD_BY_STAGE]
+                self.say(world.random.choice(bad))
                 return
             ports = world.random.choice([None, None, frozenset({"text"})])
-            self.say(Request([conversation_payload([])], ports=ports))
+            parameters = world.random.choice([{}, *GOOD_BY_STAGE])
+            self.say(Request([conversation_payload([])], parameters, ports=ports))
         else:
             world.count("requests cancelled")
             self.say(CancelRequest())

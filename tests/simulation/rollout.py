@@ -9,8 +9,10 @@ from sessions.client import Answered, Refused
 from sessions.steps.events import Interrupt, Reset, StateLost, Step, StepDone, StepFailed, WasReset
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
-from tests.simulation.steps import actions
+from tests.simulation.steps import HUGE_INPUTS, actions
 
+TOO_LONG = {"prompt": "x" * 70_000}
+"""Parameters that are not passed on."""
 TROUBLE = ("fail", "fail_after_output", "fail_in_commit", "stall", "finish_when_cancelled")
 
 
@@ -19,6 +21,7 @@ class Rollout(Client):
 
     def __init__(self, deployment: Deployment, gateway_place: str, name: str) -> None:
         super().__init__(deployment, gateway_place, name)
+        self.patience *= 3
         self.committed = 0
         self.lost = False
         self.flying: set[int] = set()
@@ -29,6 +32,8 @@ class Rollout(Client):
 
     def a_patch(self) -> dict[str, Any] | None:
         """Where the state begins."""
+        if self.world.chance(self.rude / 4):
+            return TOO_LONG
         return {"seed": self.world.random.randrange(3)} if self.world.chance(0.5) else None
 
     def a_verb(self) -> Interrupt:
@@ -39,10 +44,14 @@ class Rollout(Client):
         """Where the loop stands."""
         match output:
             case StepDone():
-                if output.step > self.committed and self.gateway is not None:
+                if output.step <= self.committed:
+                    self.verb_ms = self._verb_before_ms  # An answer again is no progress.
+                elif self.gateway is not None:
                     self.verb_ms = self.gateway.now_ms
                 self._answered(output.step, output.committed_step, None)
             case StepFailed():
+                if output.ref == f"verb_{self._verbs_said}":
+                    self.verb_ms = self._verb_before_ms
                 self._answered(output.step, output.committed_step, output.error)
             case Answered(error=error) if error is not None:
                 # It may have been a step: then that is no more in flight than before.
@@ -59,7 +68,8 @@ class Rollout(Client):
 
     def _answered(self, step: int, committed: int, error: ErrorInfo | None) -> None:
         self.flying.discard(step)
-        self.committed = committed
+        # An earlier answer that is given again says what was committed then.
+        self.committed = max(self.committed, committed)
         self._answers += 1
         self._last_error = error
 
@@ -91,12 +101,20 @@ class Rollout(Client):
             world.count("steps interrupted")
             self.say(Interrupt())
             return
+        if world.chance(self.rude / 3):
+            world.count("bad input")
+            step = self.committed + 1
+            self.say(
+                chance.choice([Step(step, HUGE_INPUTS), Step(step, [], TOO_LONG), Reset(TOO_LONG)])
+            )
+            return
         roll = chance.random()
         if roll < 0.75:
             self._step(self.committed + 1)
         elif roll < 0.83:
             world.count("steps repeated")
-            self._step(chance.randrange(max(1, self.committed - 9), self.committed + 2))
+            lately = range(max(1, self.committed - 7), self.committed + 2)
+            self._step(chance.choice([1, *lately]) if world.chance(0.7) else 1)
         elif roll < 0.87:
             world.count("steps out of order")
             self._step(self.committed + chance.choice([2, 5]))

@@ -15,12 +15,14 @@ from tests.simulation.faults import Faults
 from tests.simulation.invariants import ALL
 from tests.simulation.invariants.answers import I7Answers
 from tests.simulation.kinds import client_of
-from tests.simulation.profile import GONE_MS, Profile, profile_of
+from tests.simulation.profile import GONE_MS, SMALL_UNIT_BYTES, Profile, profile_of
 from tests.simulation.watch import Invariant, Watch
 from tests.simulation.world import SimulationFailure, World
 
 FINISH_MS = 50_000.0
 """A reply is played out as fast as it is spoken, and a client may be blocked for a while."""
+FORGOTTEN_MS = 3_000.0
+"""A worker may be told to forget what is parked of a session when that has ended everywhere."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ class Schedule:
         end_ms = self.world.now_ms + GONE_MS
         while self.world.now_ms < end_ms and not self._empty():
             self.world.run_for(500.0)
+        end_ms = self.world.now_ms + FORGOTTEN_MS
+        while self.world.now_ms < end_ms and self.deployment.store.snapshots:
+            self.world.run_for(500.0)
         self.watch.settled()
 
     def _empty(self) -> bool:
@@ -123,6 +128,7 @@ class Schedule:
         while True:
             client = client_of(self.deployment, place, f"probe-{place}")
             client.rude, client.fickle, client.slow, client.talks = 0.0, 0.0, False, False
+            client.line.opens_apart = False
             while not self._ready(place) and self.world.now_ms < wait_ms:
                 self.world.run_for(250.0)
             client.open()
@@ -144,7 +150,9 @@ class Schedule:
         gateway.run(client.close)
 
     def _too_tight(self, error: ErrorInfo) -> bool:
-        return self.profile.tight and error.code == "capacity_exceeded"
+        places = self.profile.places
+        small = places is not None and places.unit_bytes == SMALL_UNIT_BYTES
+        return (self.profile.tight or small) and error.code == "capacity_exceeded"
 
     def _ready(self, place: str) -> bool:
         """Whether the gateway is linked to every worker that runs, and each can take sessions."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 import hashlib
 
 from protocol.payloads import Payload, PayloadType
+from sessions.passed_on import MAX_INPUT_BYTES
+
+HUGE_INPUTS = [Payload(PayloadType.ACTIONS, bytes(MAX_INPUT_BYTES + 1), "|u1", (1,))]
+"""More than may be passed on."""
 
 
 def begun(seed: int) -> bytes:

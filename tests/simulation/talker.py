@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from protocol.errors import ErrorInfo
@@ -10,10 +11,14 @@ from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.engine import SILENCE, SPEECH
 
+FULL_BYTES = 65_500
+"""A conversation with so much text has room for a few words more."""
 FRAME_MS = 100
 SPEECH_FRAME = SPEECH * (24 * FRAME_MS)
 SILENT_FRAME = SILENCE * (24 * FRAME_MS)
 MANUAL: dict[str, Any] = {"audio": {"input": {"turn_detection": None, "transcription": {}}}}
+
+AUDIO_PART = said.Part(said.PartKind.INPUT_AUDIO, audio=SPEECH_FRAME)
 
 BAD_PATCHES: list[dict[str, Any]] = [
     {"no_such_setting": 1},
@@ -22,6 +27,8 @@ BAD_PATCHES: list[dict[str, Any]] = [
     {"output_modalities": ["text", "audio"]},
     {"tools": [{"name": "x"}]},
     {"instructions": "x" * 20_000},
+    {"tracing": {"workflow_name": "x" * 5_000}},
+    {"tracing": {"group_id": 2**70}},
 ]
 GOOD_PATCHES: list[dict[str, Any]] = [
     MANUAL,
@@ -33,6 +40,10 @@ GOOD_PATCHES: list[dict[str, Any]] = [
     {"output_modalities": ["audio"]},
     {"instructions": "Be terse."},
     {"max_output_tokens": 50},
+    {"audio": {"input": {"turn_detection": {"interrupt_on": "words"}}}},
+    {"audio": {"input": {"turn_detection": {"create_response": False}}}},
+    {"audio": {"output": {"voice": "amy"}}},
+    {"tracing": {"workflow_name": "simulated"}},
 ]
 
 
@@ -67,11 +78,10 @@ class Talker(Client):
         """Whether it waits for the end of a response."""
         return self.waits and bool(self.view.open)
 
-    def say(self, verb: said.ClientVerb) -> None:
-        """Hand a verb over, once it is taken."""
-        if isinstance(verb, said.CancelResponse | said.TruncateItem):
+    def handed_over(self, verb: Any) -> None:
+        """A verb is about to reach the session."""
+        if isinstance(verb, said.CancelResponse | said.TruncateItem | said.Reset):
             self.interrupted = True
-        super().say(verb)
 
     def act(self) -> None:
         """Do one thing of those that people do."""
@@ -92,8 +102,11 @@ class Talker(Client):
             self.say(said.PatchSettings(chance.choice(GOOD_PATCHES)))
         elif roll < 0.90:
             self.say(said.CommitInput())
-        elif roll < 0.92:
+        elif roll < 0.91:
             self.say(said.ClearInput())
+        elif roll < 0.92:
+            self.world.count("conversations reset")
+            self.say(said.Reset())
         elif roll < 0.95:
             self._truncate(chance)
         elif self.view.items:
@@ -130,6 +143,12 @@ class Talker(Client):
             if chance.random() < 0.5:
                 given = [self._item(chance)]
             self.say(said.CreateResponse(conversation=False, input=given))
+        elif chance.random() < 0.2:
+            limit = chance.choice(["inf", 50])
+            verb = said.CreateResponse(
+                instructions="In verse.", max_output_tokens=limit, metadata={"topic": "verse"}
+            )
+            self.say(verb)
         else:
             modalities = chance.choice([None, None, ("text",), ("audio",)])
             self.say(said.CreateResponse(output_modalities=modalities))
@@ -151,13 +170,20 @@ class Talker(Client):
 
     def _item(self, chance: Any) -> said.Item:
         number = self.world.number("client item")
-        if chance.random() < 0.25:
+        if chance.random() < 0.05:
+            part = said.Part(said.PartKind.INPUT_TEXT, "x" * self._room_bytes())
+        elif chance.random() < 0.25:
             part = said.Part(said.PartKind.INPUT_AUDIO, audio=SPEECH_FRAME)
             if chance.random() < 0.3:
                 part = said.Part(said.PartKind.INPUT_AUDIO, f"transcript {number}")
         else:
             part = said.Part(said.PartKind.INPUT_TEXT, f"text {number}")
         return said.Item(f"mine_{number}", said.Role.USER, said.ItemStatus.COMPLETED, [part])
+
+    def _room_bytes(self) -> int:
+        """Text that fills the conversation, as far as this client knows it."""
+        there = sum(len(item.text or "") for item in self.view.items)
+        return max(1, FULL_BYTES - there)
 
     def _after(self, chance: Any) -> str | None:
         roll = chance.random()
@@ -178,6 +204,13 @@ class Talker(Client):
             said.TruncateItem("item_of_nobody", 0, 1),
             said.CreateResponse(voice="nobody"),
             said.CreateResponse(conversation=False, input=["item_of_nobody"]),
+            said.CreateResponse(conversation=False, input=[_item(AUDIO_PART)]),
+            said.CreateResponse(conversation=False, input=["item_of_nobody"] * 600),
+            said.CreateResponse(output_modalities=("text", "audio")),
+            said.CreateResponse(instructions="x" * 20_000),
+            said.CreateItem(self._item(chance), after="item_of_nobody"),
+            said.CreateItem(_item(AUDIO_PART, AUDIO_PART)),
+            said.CreateItem(_item(said.Part(said.PartKind.INPUT_TEXT, "x" * 70_000))),
             said.CommitInput(),
         ]
         if self.view.items:
@@ -185,12 +218,13 @@ class Talker(Client):
             twin = said.Item(there.id, said.Role.USER, said.ItemStatus.COMPLETED)
             verbs.append(said.CreateItem(twin))
             verbs.append(said.TruncateItem(there.id, 0, 10_000_000))
+            verbs.append(said.TruncateItem(there.id, 1, 0))
         self.say(chance.choice(verbs))
 
     def _storm(self) -> None:
         """Much at once: responses begun and cancelled, or more input than anybody hears."""
         self.world.count("storms")
-        kind = self.world.random.randrange(3)
+        kind = self.world.random.randrange(5)
         if kind == 0:
             for _ in range(8):
                 self.say(said.CreateResponse())
@@ -200,5 +234,21 @@ class Talker(Client):
                 self._append(SPEECH_FRAME)
                 self.say(said.CommitInput())
                 self.say(said.ClearInput())
-        else:
+        elif kind == 2:
             self.say_all([said.AppendAudio(SILENT_FRAME[:480]) for _ in range(300)])
+        elif kind == 3:
+            self.say_all([said.CreateResponse(conversation=False) for _ in range(6)])
+        else:
+            languages = ["de", "en"] * 40
+            self.say_all(
+                [
+                    said.PatchSettings({"audio": {"input": {"transcription": {"language": one}}}})
+                    for one in languages
+                ]
+            )
+
+
+def _item(*parts: said.Part) -> said.Item:
+    """An item without a name."""
+    own = [replace(part) for part in parts]
+    return said.Item("unnamed", said.Role.USER, said.ItemStatus.COMPLETED, own)

@@ -59,6 +59,8 @@ class ClientView:
                 self.ended = output
             case said.ItemAdded(item=item, previous_item_id=previous):
                 self._added(item, previous)
+            case said.ConversationReset():
+                self.items = []
             case said.ItemDeleted():
                 self.items = [item for item in self.items if item.id != output.item_id]
             case said.InputTranscribed():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.worker import WorkerProcess
     from tests.simulation.world import World
-    from workers.control_events import Action, ApplyInput, Event
+    from workers.control_events import Action, ApplyInput, Event, OpenSession
 
 
 class Invariant:
@@ -55,6 +55,11 @@ class Invariant:
     ) -> None:
         """An engine is about to hear a piece of input."""
 
+    def session_made(
+        self, worker: WorkerProcess, session: EngineSession, action: OpenSession
+    ) -> None:
+        """An engine has a session from now on, anew or from what was parked."""
+
     def turn_started(self, worker: WorkerProcess, turn: EngineTurn) -> None:
         """An engine has begun a turn."""
 
@@ -73,6 +78,9 @@ class Invariant:
 
     def said(self, client: Client, verb: ClientVerb) -> None:
         """A client's verb is about to be handed over."""
+
+    def taken(self, client: Client, verb: ClientVerb) -> None:
+        """A verb has been handed over, and what follows from it at once has come."""
 
     def told(self, client: Client, sequence: int, output: ClientOutput) -> None:
         """A client is about to learn of `output`."""
@@ -122,11 +130,13 @@ class Watch:
 
     handled: Callable[..., None]
     input_applied: Callable[..., None]
+    session_made: Callable[..., None]
     turn_started: Callable[..., None]
     sent: Callable[..., None]
     reported: Callable[..., None]
     opened: Callable[..., None]
     said: Callable[..., None]
+    taken: Callable[..., None]
     told: Callable[..., None]
     delivered: Callable[..., None]
     attach_refused: Callable[..., None]

@@ -34,12 +34,22 @@ from protocol.link_events import (
 from protocol.link_events import Tick as LinkTick
 from protocol.link_frames import WorkerInfo
 from protocol.messages import Output, Report, Update, decode_command, encode
-from tests.simulation.engine import FAILED, CommitRefused, SyntheticEngine, payload_of
+from sessions.ledger import Ledger
+from tests.simulation.engine import (
+    FAILED,
+    CommitRefused,
+    EngineSession,
+    SyntheticEngine,
+    declared,
+    payload_of,
+)
 from tests.simulation.process import Process
+from tests.simulation.store import Snapshot
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     AttachArena,
     CancelTurn,
@@ -50,6 +60,7 @@ from workers.control_events import (
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
@@ -57,6 +68,7 @@ from workers.control_events import (
     OpenSession,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     RepeatTurn,
     SendOutput,
     SendReport,
@@ -81,7 +93,13 @@ class WorkerProcess(Process):
         self.profile = deployment.profile
         self.watch = deployment.watch
         self.stage = stage
-        self.control = Control(self.profile.control)
+        places = self.profile.places
+        self.ledger = Ledger()
+        if places is not None and not places.pooled:
+            self.ledger = Ledger({places.device: places.budget(stage)})
+        self.control = Control(
+            self.profile.control, self.ledger, lambda settings: declared(places, settings)
+        )
         self.recent: deque[CommandReceived] = deque(maxlen=24)
         """What its present links brought last, to be repeated."""
         self._deployment = deployment
@@ -106,11 +124,33 @@ class WorkerProcess(Process):
     def stop(self) -> None:
         """End in order: whoever has a session here is told, then the process ends."""
         self.tell(ShuttingDown())
-        self._refresh_status(announce=True)
 
     def blame(self, session: str, cause: str) -> None:
         """What goes wrong with `session` from now on has this cause."""
         self._deployment.blame(session, cause)
+
+    def causes(self, session: str) -> set[str]:
+        """What was done to `session` that may make it fail."""
+        return self._deployment.causes[session]
+
+    # Parked state
+
+    def park(self, session: EngineSession, step: int) -> None:
+        """A session's state is in the store from now on; it may be spoilt there."""
+        spoilt = self.world.chance(0.0 if self.engine.obeys else self.profile.engine.spoil_snapshot)
+        self._deployment.store.put(session.name, self.stage, Snapshot(session, step, spoilt))
+        if spoilt:
+            self.world.count("fault: snapshot damaged")
+            self.blame(session.name, "snapshot")
+            if self.world.chance(0.5):
+                self._deployment.store.remove(session.name, self.stage)
+
+    def restore(self, session: str) -> Snapshot:
+        """What was parked of a session, which is parked no more. Raises SessionStateLost."""
+        try:
+            return self._deployment.store.take(session, self.stage)
+        finally:
+            self._deployment.store.remove(session, self.stage)
 
     # From outside
 
@@ -159,7 +199,7 @@ class WorkerProcess(Process):
                 descriptor = InlineDescriptor(action.payload)
                 report = Output(action.session, action.turn, action.sequence, descriptor)
                 self._report(action.gateway, report)
-            case OpenSession() | ConfigureSession() | SignalSession():
+            case OpenSession() | ConfigureSession() | SignalSession() | ParkSession():
                 engine.operate(action)
             case ApplyInput():
                 engine.apply(action)
@@ -180,8 +220,15 @@ class WorkerProcess(Process):
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():
                 engine.free(action.session)
+                # Said again it would be said to another session of that name.
+                for event in [e for e in self.recent if e.command.fence.session == action.session]:
+                    self.recent.remove(event)
+            case Announce():
+                self._refresh_status(announce=True)
             case AttachArena() | DiscardPayload() | VoidTurn():
                 pass  # Everything travels inside messages here.
+            case ForgetParked():
+                self._deployment.store.remove(action.session, self.stage)
             case _:
                 assert_never(action)
 
@@ -203,6 +250,15 @@ class WorkerProcess(Process):
             self._carry_out_link(action)
 
     def _commit(self, action: CommitTurn) -> None:
+        """At once, or after a while in which it is too late to cancel the turn."""
+        if self.world.chance(self.profile.engine.slow_commit):
+            self.world.count("fault: slow commit")
+            delay_ms = self.world.random.choice([1.0, 50.0, 600.0])
+            self.later(delay_ms, lambda: self._commit_now(action))
+        else:
+            self._commit_now(action)
+
+    def _commit_now(self, action: CommitTurn) -> None:
         error: ErrorInfo | None = None
         try:
             action.commit()
@@ -211,8 +267,13 @@ class WorkerProcess(Process):
         self.tell(TurnCommitted(action.session, action.turn, error))
 
     def _loaded(self) -> None:
+        if (places := self.profile.places) is not None:
+            unit_bytes, pool_bytes = places.unit_bytes, 0
+            if places.pooled:
+                self.ledger.bound(places.device, places.budget(self.stage))
+                pool_bytes = unit_bytes * places.of(self.stage)
+            self.ledger.load(places.device, engine=unit_bytes, pool=pool_bytes)
         self.tell(EngineReady())
-        self._refresh_status(announce=True)
 
     def _refresh_status(self, *, announce: bool = False) -> None:
         status = self.control.status(self.stage, 0)

@@ -48,9 +48,12 @@ class WorkerProcess:
         directory: Path,
         options: dict[str, Any],
         engine: str = SYNTHETIC,
+        budget: dict[str, int] | None = None,
     ) -> None:
         self.endpoint = f"ipc://{directory}/worker.sock"
-        self.spec = WorkerSpec("think-0", "think", engine, self.endpoint, "test", options)
+        self.spec = WorkerSpec(
+            "think-0", "think", engine, self.endpoint, "test", options, budget=budget or {}
+        )
 
     def __enter__(self) -> WorkerProcess:
         self._log = tempfile.TemporaryFile()

@@ -136,13 +136,13 @@ class Bench:
         assert transfers._shm is not None
         ours, theirs = self.arena.health(), transfers._shm.health()
         counts = {
-            "turns": len(worker._turns),
+            "turns": len(worker._turns._running),
             "waiting": worker._control.waiting,
             "kept bytes": worker._control.kept_bytes,
             "streams": len(transfers._streams) + len(transfers._readers),
             "input held": theirs.held + theirs.lingering + ours.reserved_bytes,
             "output held": ours.held + ours.lingering + theirs.reserved_bytes,
-            "tasks": len(worker._tasks._tasks),
+            "tasks": len(worker._turns._tasks._tasks),
         }
         return {name: count for name, count in counts.items() if count}
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
+from protocol.device_bytes import HOST
+from protocol.errors import AntiphonError, CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.messages import (
     Acknowledge,
     Answer,
@@ -21,6 +22,7 @@ from protocol.messages import (
     Fence,
     Open,
     Output,
+    Park,
     RaiseFloor,
     ReceivedThrough,
     Replay,
@@ -34,10 +36,12 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import text_payload
+from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
     Action,
+    Announce,
     ApplyInput,
     CancelTurn,
     CommandReceived,
@@ -48,6 +52,7 @@ from workers.control_events import (
     EngineReady,
     Event,
     FeedTurn,
+    ForgetParked,
     FreeSession,
     GatewayDown,
     GatewayUp,
@@ -59,6 +64,7 @@ from workers.control_events import (
     OperationDone,
     OutputRefused,
     PaceTurn,
+    ParkSession,
     SendOutput,
     SendReport,
     Settle,
@@ -71,6 +77,7 @@ from workers.control_events import (
     VoidTurn,
 )
 from workers.retention import RetentionLimits
+from workers.session_control import Declare
 
 FENCE = Fence("s", 1, "g1")
 PIECE = text_payload("x")
@@ -82,14 +89,17 @@ class Bench:
     """A control side whose operations succeed at once, unless told otherwise."""
 
     limits: ControlLimits = field(default_factory=ControlLimits)
-    refusals: dict[str, InvalidRequest] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    declare: Declare = lambda settings: {}
+    parks: bool = False
+    refusals: dict[str, AntiphonError] = field(default_factory=dict)
     now_ms: float = 0.0
     actions: list[Action] = field(default_factory=list)
     reports: list[tuple[str, Report]] = field(default_factory=list)
     discarded: int = 0
 
     def __post_init__(self) -> None:
-        self.control = Control(self.limits)
+        self.control = Control(self.limits, self.ledger, self.declare)
         self.tell(EngineReady())
         self.tell(GatewayUp("g1"))
         self.tell(GatewayUp("g2"))
@@ -113,12 +123,16 @@ class Bench:
             self.actions.append(action)
             if isinstance(action, OpenSession | ConfigureSession | SignalSession):
                 name = action.name if isinstance(action, SignalSession) else "open"
-                refusal = self.refusals.get(name)
-                done = OperationDone(
-                    action.session, refusal.info() if refusal else None, {"done": name}
-                )
-                mine += self.tell(done)
+                mine += self._done(action.session, name, {"done": name})
+            elif isinstance(action, ParkSession):
+                mine += self._done(action.session, "park", {"parked": 1})
         return mine
+
+    def _done(self, session: str, name: str, result: dict[str, Any]) -> list[Action]:
+        refusal = self.refusals.get(name)
+        if name == "open" and self.parks:
+            result["parks"] = True
+        return self.tell(OperationDone(session, refusal.info() if refusal else None, result))
 
     def command(self, command: Command, gateway: str = "g1") -> list[Action]:
         """A command arrives over the link."""
@@ -243,6 +257,17 @@ def test_a_session_is_opened_anew_once_its_turns_have_stopped() -> None:
     actions = bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
     assert [type(action) for action in actions] == [FreeSession, OpenSession]
     assert bench.take()[-1] == Answer("s", "other", None, {"done": "open"})
+
+
+def test_an_open_that_is_repeated_while_it_waits_for_turns_to_stop_is_answered_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    for _ in range(2):
+        bench.command(Open(FENCE, "other"))
+    assert bench.take() == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    opened = Answer("s", "other", None, {"done": "open"})
+    assert [report for report in bench.take() if isinstance(report, Answer)] == [opened]
 
 
 def test_a_full_worker_refuses() -> None:
@@ -601,6 +626,65 @@ def test_an_open_during_closing_starts_afresh_when_all_is_freed() -> None:
     assert bench.take()[-1] == Answer("s", "again", None, {"done": "open"})
 
 
+def test_what_follows_an_open_that_waits_is_for_what_it_opens() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    bench.command(Open(FENCE, "again"))
+    for command in (
+        Signal(FENCE, "c1", "clear", after_input=0),
+        Update(FENCE, 1, DATA, 1),
+        Configure(FENCE, "c2", {"language": "de"}, 1),
+        Update(FENCE, 2, DATA, 2),
+    ):
+        assert bench.command(command) == []
+    assert bench.take() == []
+    actions = bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    assert [type(action) for action in actions] == [
+        FreeSession,
+        OpenSession,
+        SignalSession,
+        ApplyInput,
+        ConfigureSession,
+        ApplyInput,
+    ]
+    answered = [report.command for report in bench.take() if isinstance(report, Answer)]
+    assert answered == ["again", "c1", "c2"]
+    assert bench.discarded == 0
+
+
+@pytest.mark.parametrize("end", ["close", "another", "gateway"])
+def test_what_follows_an_open_that_comes_to_nothing_is_refused_with_it(end: str) -> None:
+    bench = Bench(ControlLimits(waiting_commands=2, held_inputs=1)).open()
+    bench.command(run(1))
+    bench.command(Open(FENCE, "again"))
+    bench.command(Update(FENCE, 1, DATA))
+    bench.command(Update(FENCE, 2, DATA))
+    assert bench.discarded == 1
+    for number in range(2):
+        bench.command(Signal(FENCE, f"c{number}", "x"))
+    if end == "close":
+        bench.command(Close(FENCE, "close", "client"))
+    elif end == "another":
+        bench.command(Signal(FENCE, "c2", "x"))
+    else:
+        bench.tell(GatewayDown("g1"))
+    refused = {r.command for r in bench.take() if isinstance(r, Answer) and r.error is not None}
+    waiting = {"again", "c0", "c1"}
+    assert refused == {"close": waiting, "another": waiting | {"c2"}, "gateway": set()}[end]
+    assert bench.discarded == 2
+
+
+def test_an_open_that_waits_and_comes_again_is_answered_once() -> None:
+    bench = Bench().open()
+    bench.command(run(1))
+    for _ in range(2):
+        assert bench.command(Open(FENCE, "again")) in ([], [CancelTurn("s", 1)])
+    assert bench.take() == []
+    bench.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
+    answers = [report for report in bench.take() if isinstance(report, Answer)]
+    assert answers == [Answer("s", "again", None, {"done": "open"})]
+
+
 def test_waiting_commands_are_answered_when_the_session_closes() -> None:
     bench = Bench().open()
     bench.command(Signal(FENCE, "c1", "x", after_input=1))
@@ -617,6 +701,15 @@ def test_a_worker_that_is_ending_is_not_ready() -> None:
     assert bench.control.ready
     bench.tell(ShuttingDown())
     assert not bench.control.ready
+
+
+def test_a_worker_says_that_it_is_ending_before_it_refuses_anything() -> None:
+    bench = Bench().open()
+    bench.command(Configure(FENCE, "c1", after_input=1))
+    first, refused, *_ = bench.control.handle(ShuttingDown(), bench.now_ms)
+    assert isinstance(first, Announce)
+    assert isinstance(refused, SendReport)
+    assert code(refused.report) == "session_state_lost"
 
 
 def test_shutting_down_frees_everything() -> None:
@@ -674,6 +767,8 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Feed, fences, turns, st.just(DATA), st.booleans()),
     st.builds(RaiseFloor, fences, lanes, turns),
     st.builds(Stop, fences, turns),
+    st.builds(Park, fences, ids, st.just(0)),
+    st.builds(Open, fences, ids, restore=st.just(True), priority=st.none() | st.integers(0, 1)),
     st.builds(Close, fences, ids, st.just("client")),
 )
 steps: st.SearchStrategy[Any] = st.one_of(
@@ -692,7 +787,13 @@ class Watch:
     """Checks what must hold of every sequence of events."""
 
     def __init__(self) -> None:
-        self.bench = Bench(ControlLimits(waiting_commands=3, held_inputs=3, turns_per_session=2))
+        self.bench = Bench(
+            ControlLimits(waiting_commands=3, held_inputs=3, turns_per_session=2),
+            # For one session: the others make room for it, or it is refused.
+            ledger=Ledger({HOST: Budget(10)}),
+            declare=lambda settings: {HOST: 9},
+            parks=True,
+        )
         self.accepted: dict[str, tuple[int, str]] = {}
         self.running: set[tuple[str, int]] = set()
         self.engine: set[str] = set()
@@ -746,9 +847,12 @@ class Watch:
                     self.inputs[action.session] = action.sequence
                 case FeedTurn():
                     self.passed_on += 1
-            if not isinstance(action, FreeSession | AbandonTurn):
+            if not isinstance(action, FreeSession | AbandonTurn | ForgetParked | Announce):
                 assert getattr(action, "session", None) in self.engine
-        assert self.bench.control.sessions == len(self.engine)
+        held = self.bench.ledger.devices()[HOST]
+        assert held.reserved <= 10
+        assert held.sessions == 9 * len(self.engine)
+        assert self.bench.control.sessions in (len(self.engine), len(self.engine) + 1)
 
     def finish(self) -> None:
         """Stop: everything ends within the stated times, and nothing is left."""
@@ -781,7 +885,7 @@ def test_every_run_ends_exactly_once(plan: list[Any]) -> None:
     watch.inputs["s"] = 0
     sent: set[int] = set()
     for step in plan:
-        if isinstance(step, Open | Close | GatewayUp | GatewayDown):
+        if isinstance(step, Open | Park | Close | GatewayUp | GatewayDown):
             continue
         if hasattr(step, "fence"):
             step = type(step)(fence, *[getattr(step, f) for f in step.__struct_fields__[1:]])

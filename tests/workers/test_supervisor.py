@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from protocol.config import load_config
+from protocol.errors import ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.messages import Answer, Command, Fence, Open, Run
 from workers.child import RestartPolicy
@@ -221,6 +222,35 @@ def test_a_worker_takes_all_sessions_that_its_pipelines_allow(directory: Path) -
     assert sessions == {"think-0": 700, "think-1": 700, "speak-0": 600}
 
 
+def test_workers_without_a_budget_share_what_the_others_leave(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    specs = worker_specs(load_config(write_config(directory, replicas=2)), directory)
+    assert {spec.name: spec.budget for spec in specs} == {
+        # An eighth is for parked state.
+        "think-0": {"cpu": (875 << 20) // 3},
+        "think-1": {"cpu": (875 << 20) // 3},
+        "speak-0": {"cpu": (875 << 20) // 3},
+    }
+    named = {"budget": {"cpu": "300MiB", "cuda:0": "2GiB"}, "head_room": 0.2, "tenant_share": 0.5}
+    path = write_config(directory, replicas=2, **named)
+    speak, think, _ = worker_specs(load_config(path), directory)
+    assert think.budget == {"cpu": 300 << 20, "cuda:0": 2 << 30}
+    assert (think.head_room, think.tenant_share, think.options) == (0.2, 0.5, {})
+    assert (speak.budget, speak.head_room, speak.tenant_share) == ({"cpu": 275 << 20}, 0.05, 1.0)
+
+
+def test_budgets_that_the_machine_does_not_have_are_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    path = write_config(directory, replicas=2, budget={"cpu": "501MiB"})
+    with pytest.raises(ConfigError, match="more than this machine has \\(1000 MiB\\)") as refused:
+        worker_specs(load_config(path), directory)
+    assert refused.value.field == "stages.think.budget.cpu"
+
+
 @pytest.mark.parametrize("sessions", [1, 600, 10_000])
 def test_what_a_config_allows_is_opened_and_run_by_its_worker(
     directory: Path, sessions: int
@@ -339,3 +369,45 @@ def test_the_runtime_directory_is_removed_at_the_end(
 def test_a_sweep_leaves_what_is_no_supervisors(directory: Path) -> None:
     (directory / "antiphon-something").mkdir()
     assert sweep(directory) == []
+
+
+def test_more_for_parked_state_than_there_is_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "parking": {"memory": "1GiB"}}))
+    with pytest.raises(ConfigError) as refused:
+        worker_specs(load_config(path), directory)
+    assert refused.value.field == "parking.memory"
+
+
+async def test_a_disk_that_another_deployment_parks_on_is_refused(directory: Path) -> None:
+    path = write_config(directory)
+    config = yaml.safe_load(path.read_text())
+    parking = {"memory": 0, "disk": str(directory / "parked")}
+    path.write_text(yaml.safe_dump({**config, "parking": parking}))
+    first = await Deployment.start(path, directory, "--port", "0")
+    try:
+        await first.ready()
+        second = await Deployment.start(path, directory, "--port", "0")
+        status, log = await second.ended()
+        assert status == ExitStatus.CONFIG
+        assert "parking.disk: another deployment parks its sessions in" in log
+    finally:
+        first.process.terminate()
+        await first.process.wait()
+
+
+async def test_a_disk_that_others_can_read_is_refused(directory: Path) -> None:
+    path = write_config(directory)
+    (directory / "parked").mkdir()
+    (directory / "parked").chmod(0o755)
+    config = yaml.safe_load(path.read_text())
+    parking = {"memory": 0, "disk": str(directory / "parked")}
+    path.write_text(yaml.safe_dump({**config, "parking": parking}))
+    started = await Deployment.start(path, directory, "--port", "0")
+    status, log = await started.ended()
+    assert status == ExitStatus.CONFIG
+    assert "parking.disk: others than its owner can use" in log

@@ -17,7 +17,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.documents import asyncapi, json_schema
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.native.verbs import as_written, verbs
-from protocol.errors import AntiphonError, InvalidRequest
+from protocol.errors import AntiphonError
 from protocol.native import (
     CommandResult,
     OpenBody,
@@ -111,23 +111,17 @@ class NativeSessions:
 
     async def _open(self, body: OpenBody, tenant: str) -> tuple[str, str]:
         secret = f"secret_{secrets.token_urlsafe(24)}"
-        try:
-            attachment = await self._host.open(
-                pipeline=self._host.resolve(body.model),
-                tenant=tenant,
-                settings_patch=body.settings,
-                limits={
-                    name: seconds
-                    for name, seconds in msgspec.structs.asdict(body.limits).items()
-                    if seconds is not None
-                },
-                secret=secret,
-            )
-        except InvalidRequest as error:
-            written = as_written(error.info()).field
-            if written is not None:
-                error.field = written.removeprefix("input.")
-            raise
+        attachment = await self._host.open(
+            pipeline=self._host.resolve(body.model),
+            tenant=tenant,
+            settings_patch=body.settings,
+            limits={
+                name: seconds
+                for name, seconds in msgspec.structs.asdict(body.limits).items()
+                if seconds is not None
+            },
+            secret=secret,
+        )
         return attachment.session, secret
 
     async def _command(
@@ -167,6 +161,7 @@ def _status(summary: SessionSummary) -> dict[str, Any]:
         "age_s": summary.age_s,
         "idle_s": summary.idle_s,
         "facts": summary.facts,
+        "bytes": summary.bytes,
     }
 
 

@@ -211,7 +211,7 @@ class _Connection:
                 frame = self._read_frame(message)
                 await self._carry_out(frame, attachment)
             except AntiphonError as error:
-                self._answer(error, frame)
+                self._answer(error, frame, attachment)
 
     def _read_frame(self, message: Any) -> ClientFrame:
         self._frames.received += 1
@@ -235,13 +235,18 @@ class _Connection:
                     if not self._over:
                         attachment.send(verb, frame.id)
 
-    def _answer(self, error: AntiphonError, frame: ClientFrame | None) -> None:
-        """Tell this client alone that its frame never reached the session."""
+    def _answer(
+        self, error: AntiphonError, frame: ClientFrame | None, attachment: Attachment
+    ) -> None:
+        """Say that what a frame asks for cannot be; its session answers one with an id, once."""
         command, ref = None, None
         if isinstance(frame, Update | Signal):
             command, ref = frame.id, frame.ref
         elif isinstance(error, Unreadable):
             command, ref = error.id, error.ref
+        if command is not None and not self._observes:
+            attachment.misspoke(command, error.info())
+            return
         self._metrics.error_told(error.code)
         if command is None:
             self._egress.put(self._writer.alone(Refused(error.info(), ref)))

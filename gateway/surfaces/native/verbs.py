@@ -33,7 +33,6 @@ from protocol.native.frames import Input
 from protocol.payloads import Payload
 from sessions.client import Verb
 from sessions.duplex import events as duplex
-from sessions.duplex.settings import DuplexSettings
 from sessions.oneshot import events as oneshot
 from sessions.pipeline import Kind
 from sessions.steps import events as steps
@@ -222,7 +221,8 @@ VERBS: Mapping[Kind, Mapping[type, Build]] = {
 }
 """What the sessions of each kind take."""
 
-# The session core names fields by the verb, or by the setting's own path.
+# The session core names a field by its path in the verb, which for what is a signal here
+# begins with the verb's name where the field alone does not tell.
 _WRITTEN = {
     "item.content": "input.item.parts",
     "item.id": "input.item.id",
@@ -233,11 +233,10 @@ _WRITTEN = {
     "item_id": "signal.item_id",
     "content_index": "signal.content_index",
     "audio_end_ms": "signal.audio_end_ms",
+    "reset": "signal",
+    "settings": "input.settings",
+    "parameters": "input.parameters",
     "step": "input.step",
     "inputs": "input.inputs",
     "ports": "input.ports",
-    **{
-        field.name: f"input.settings.{field.name}"
-        for field in msgspec.structs.fields(DuplexSettings)
-    },
 }

@@ -145,6 +145,8 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     client.SettingsUpdated: lambda o: [wire.SessionUpdated(session=_session(o))],
     # The protocol has no words for these; commands with ids come by other surfaces.
     client.Answered: lambda o: [],
+    client.Parking: lambda o: [],
+    client.Parked: lambda o: [],
     client.Restoring: lambda o: [],
     client.Restored: lambda o: [],
     duplex.SpeechStarted: lambda o: [

@@ -12,7 +12,6 @@ from gateway.http_errors import ERROR_TYPES
 from gateway.surfaces.farewell import farewell
 from gateway.surfaces.realtime.outputs import events
 from gateway.surfaces.realtime.settings import (
-    SETTINGS_FIELDS,
     check_format,
     check_voice_name,
     refuse_tools,
@@ -170,9 +169,8 @@ class Translation:
 
     def _refused(self, refused: client.Refused) -> str:
         param = refused.error.field
-        if param is not None and param.split(".", 1)[0].split("[", 1)[0] in SETTINGS_FIELDS:
-            # The session core names settings by their own path.
-            param = f"session.{param}"
+        if param is not None and param.split(".", 1)[0] == "settings":
+            param = f"session{param.removeprefix('settings')}"
         return self._error(refused.error, param, refused.ref)
 
     def _error(self, error: ErrorInfo, param: str | None, event_id: str | None) -> str:

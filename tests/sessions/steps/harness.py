@@ -67,7 +67,9 @@ class StepHarness:
                 lambda: Fence("s", 1, "gateway"),
                 lambda stage=stage: self.machine.stage_settings(stage),  # type: ignore[misc]
                 self._act,
-                stage_ready=lambda other: self.bindings[other].ready,
+                tenant="somebody",
+                priority=0,
+                peer=lambda other: self.bindings[other],
             )
             self.bindings[stage].bind()
             self.come_back(stage, told=False)

@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
-from protocol.messages import RESET, Acknowledge, Open, RaiseFloor, Run, Signal, Stop, TurnStatus
+from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest, SessionBusy
+from protocol.messages import (
+    RESET,
+    Acknowledge,
+    Answer,
+    Open,
+    Park,
+    RaiseFloor,
+    Run,
+    Signal,
+    Stop,
+    TurnStatus,
+)
 from protocol.payloads import Payload, PayloadType
 from sessions import passed_on
+from sessions.bindings import BindingState
 from sessions.client import Refused
 from sessions.lifecycle import CloseReason
 from sessions.steps import answers, flight
@@ -189,8 +201,12 @@ def test_inputs_and_parameters_that_are_too_long_are_refused_by_name(
     monkeypatch.setattr(passed_on, "MAX_INPUT_BYTES", 7)
     harness = StepHarness()
     harness.say(Step(1, [MOVE, MOVE]))
-    harness.say(Step(1, [MOVE], {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}))
-    failed = harness.take()
+    long = {"prompt": "x" * passed_on.MAX_PARAMETERS_BYTES}
+    harness.say(Step(1, [MOVE], long))
+    harness.say(Reset(long))
+    *failed, refused = harness.take()
+    assert isinstance(refused, Refused)
+    assert refused.error.field == "reset.parameters"
     assert [(f.error.code, f.error.field) for f in failed if isinstance(f, StepFailed)] == [
         ("payload_too_large", "inputs"),
         ("invalid_value", "parameters"),
@@ -465,6 +481,17 @@ def test_only_the_stage_that_keeps_the_state_is_given_the_number() -> None:
     assert said(harness.take()) == [("done", 1, 1)]
 
 
+def test_a_step_waits_for_the_answer_to_the_one_before_it_although_that_is_committed() -> None:
+    harness = StepHarness(chain())
+    through_world(harness, 1)
+    harness.end(1)
+    harness.step(2)
+    (failed,) = harness.take()
+    assert isinstance(failed, StepFailed)
+    assert (failed.error.code, failed.committed_step) == ("step_out_of_order", 1)
+    assert "step 1 is in flight" in failed.error.message
+
+
 def test_a_step_whose_output_was_lost_behind_the_state_is_stated_as_committed() -> None:
     harness = StepHarness(chain())
     through_world(harness, 1)
@@ -654,3 +681,24 @@ def test_the_state_has_a_canonical_value() -> None:
     assert one.machine.freeze() == other.machine.freeze()
     one.end(1)
     assert one.machine.freeze() != other.machine.freeze()
+
+
+@pytest.mark.parametrize("when", ["parked", "parking", "kept"])
+def test_a_reset_of_a_parked_state_has_it_brought_back(when: str) -> None:
+    harness = StepHarness()
+    binding = harness.bindings["world"]
+    binding.park(100)
+    park = harness.sent(Park)[-1].command
+    if when == "parked":
+        binding.answered(Answer("s", park))
+    harness.say(Reset())
+    if when == "kept":
+        binding.answered(Answer("s", park, SessionBusy("not now").info()))
+        harness.machine.stage_ready("world", harness.now_ms)
+    else:
+        if when == "parking":
+            binding.answered(Answer("s", park))
+            binding.wake_if_wanted()
+        assert binding.state is BindingState.BINDING
+        harness.come_back()
+    assert [signal.name for signal in harness.sent(Signal)] == [RESET]

@@ -145,7 +145,9 @@ class Together:
             lambda: Fence("s", 1, "gateway"),
             dict,
             self.act,
-            stage_ready=lambda other: self.bindings[other].ready,
+            tenant="somebody",
+            priority=0,
+            peer=lambda other: self.bindings[other],
         )
         self.bindings[STAGE] = self.binding
         self.binding.bind()

@@ -9,14 +9,16 @@ from protocol.messages import (
     Command,
     Configure,
     Open,
+    Park,
     ReceivedThrough,
     Report,
     Run,
     Signal,
     TurnEnded,
 )
-from sessions.client import Refused, SessionCreated
-from sessions.duplex import events as said
+from sessions.client import Answered, Refused, SessionCreated
+from sessions.duplex.events import ClientOutput, ClientVerb
+from sessions.lifecycle import State
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess, SimulatedLink
 from tests.simulation.process import Process
@@ -31,12 +33,13 @@ from workers.control_events import (
     Event,
     FreeSession,
     OpenSession,
+    ParkSession,
     SendReport,
     SignalSession,
     StartTurn,
 )
 
-OPERATIONS = (OpenSession, ConfigureSession, SignalSession, StartTurn)
+OPERATIONS = (OpenSession, ConfigureSession, SignalSession, StartTurn, ParkSession)
 Asked = tuple[str, str, str]
 """The worker's incarnation as its link names it, the session, the command or turn."""
 
@@ -52,6 +55,7 @@ class I7Answers(Invariant):
         "turns ended",
         "repeated commands answered again",
         "verbs refused",
+        "verbs refused that change nothing",
         "input acknowledged",
     )
 
@@ -63,6 +67,8 @@ class I7Answers(Invariant):
         self._unsaid: set[tuple[str, str]] = set()
         self._refused: set[tuple[str, str]] = set()
         self._first: dict[Asked, Report] = {}
+        self._before: tuple[object, ...] | None = None
+        """The state of the session that is about to be told a verb."""
         self._again: set[tuple[str, str]] = set()
         self.repeated: CommandReceived | None = None
         """The command that the simulation is about to repeat."""
@@ -128,7 +134,7 @@ class I7Answers(Invariant):
         assert worker is not None
         session = command.fence.session
         match command:
-            case Open() | Configure() | Signal():
+            case Open() | Configure() | Signal() | Park():
                 self._asked[worker, session, command.command] = command
             case Run():
                 self._asked[worker, session, f"turn {command.turn}"] = command
@@ -157,7 +163,17 @@ class I7Answers(Invariant):
 
     # The client
 
-    def told(self, client: Client, sequence: int, output: said.ClientOutput) -> None:
+    def said(self, client: Client, verb: ClientVerb) -> None:
+        """What is refused at once must leave everything as it is now."""
+        # While nobody is there an answer, like any output, may be one too many to be kept.
+        if client.session_state is State.ACTIVE and not isinstance(verb, client.unrefused):
+            self._before = _state(client)
+
+    def taken(self, client: Client, verb: ClientVerb) -> None:
+        """What is refused from now on may have done something before."""
+        self._before = None
+
+    def told(self, client: Client, sequence: int, output: ClientOutput) -> None:
         """Outputs are numbered from 1 without gaps; nothing follows the last."""
         self.check(
             sequence == client.last_sequence + 1,
@@ -169,6 +185,13 @@ class I7Answers(Invariant):
             isinstance(output, SessionCreated) == (sequence == 1),
             f"output {sequence} of {client.session} is {output}",
         )
+        refused = isinstance(output, Answered) and output.error is not None
+        refused = refused or (isinstance(output, Refused) and output.ref is not None)
+        if refused and self._before is not None:
+            self.count("verbs refused that change nothing")
+            now = _state(client)
+            self.check(now == self._before, f"{output} has changed {self._before} to {now}")
+        self._before = None
         if isinstance(output, Refused) and output.ref is not None:
             self.count("verbs refused")
             key = (client.session, output.ref)
@@ -186,3 +209,10 @@ class I7Answers(Invariant):
                 stolen = "stolen" in self.deployment.causes[command.fence.session]
                 if key[0] in workers and owned and not stolen:
                     self.check(self._answered[key] >= 1, f"{command} was never answered")
+
+
+def _state(client: Client) -> tuple[object, ...]:
+    """Where a client's session stands, but for what is told of it."""
+    assert client.hosted is not None
+    life, _, _, *rest = client.hosted.session.freeze()
+    return (life, *rest)

@@ -3,6 +3,8 @@ another owner."""
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+
 from protocol.errors import ErrorInfo
 from protocol.messages import Answer, Close, Open, Report, TurnEnded
 from tests.simulation.watch import Invariant
@@ -32,6 +34,8 @@ class I1Fence(Invariant):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._accepted: dict[tuple[str, str], tuple[int, str]] = {}
+        self._latest: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+        """By worker, the sessions that it had, whose command came last at the end."""
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """A command that must be refused does nothing; one of the owner is never fenced."""
@@ -40,6 +44,13 @@ class I1Fence(Invariant):
         fence = event.command.fence
         key = (worker.incarnation, fence.session)
         known = self._accepted.get(key)
+        opens = isinstance(event.command, Open | Close) and not any(map(_error, actions))
+        here = fence.session in worker.engine.sessions
+        if not here and known is not None and self._may_be_forgotten(worker, fence.session):
+            known = None
+        if here or opens or any(map(_finds_no_room, actions)):
+            self._latest[worker.incarnation][fence.session] = None
+            self._latest[worker.incarnation].move_to_end(fence.session)
         refusal = _refusal(event.gateway, (fence.epoch, fence.owner), known)
         if refusal is not None:
             self.count(refusal)
@@ -56,7 +67,10 @@ class I1Fence(Invariant):
             ):
                 self._accepted[key] = (fence.epoch, fence.owner)
         elif known is not None and known != (fence.epoch, fence.owner):
-            if isinstance(event.command, Open | Close) and not any(map(_error, actions)):
+            self.check(
+                not any(map(_is_fenced, actions)), f"{worker.place} fences {fence} after {known}"
+            )
+            if opens or here:
                 self.count("higher epoch accepted")
                 self._accepted[key] = (fence.epoch, fence.owner)
         elif known is not None:
@@ -64,6 +78,16 @@ class I1Fence(Invariant):
                 not any(map(_is_fenced, actions)),
                 f"{worker.place} fences {fence}, which it has accepted",
             )
+
+    def _may_be_forgotten(self, worker: WorkerProcess, session: str) -> bool:
+        """Whether the session is gone, and so many were there since that none need know of it.
+
+        Those that are there are never forgotten, however long ago their last command came.
+        """
+        latest = self._latest[worker.incarnation]
+        since = list(latest).index(session) if session in latest else 0
+        limits = worker.profile.control
+        return len(latest) - since > limits.remembered_fences - limits.sessions
 
 
 def _refusal(gateway: str, fence: tuple[int, str], known: tuple[int, str] | None) -> str | None:
@@ -84,6 +108,12 @@ def _error(action: Action) -> ErrorInfo | None:
         if isinstance(report, Answer | TurnEnded):
             return report.error
     return None
+
+
+def _finds_no_room(action: Action) -> bool:
+    """Whether a session was there for as long as it took to see that."""
+    error = _error(action)
+    return error is not None and error.code == "capacity_exceeded" and "needed" in error.message
 
 
 def _is_fenced(action: Action) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from protocol.errors import ErrorInfo
@@ -9,6 +10,7 @@ from sessions.client import SessionEnded
 from sessions.duplex import events as said
 from sessions.lifecycle import CloseReason
 from sessions.oneshot.events import RequestFailed
+from sessions.pipeline import Limits
 from sessions.steps.events import StepFailed
 from tests.simulation.client import Client
 from tests.simulation.requester import Requester
@@ -17,22 +19,40 @@ from tests.simulation.watch import Invariant
 EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_failed": frozenset({"engine", "stolen", "stopped"}),
     "turn_timeout": frozenset({"engine"}),
-    "engine_lost": frozenset({"lost", "stolen", "stopped"}),
-    "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine"}),
-    "fenced": frozenset({"stolen"}),
-    "capacity_exceeded": frozenset({"full", "tight", "lost"}),
+    "engine_lost": frozenset({"lost", "stolen", "stopped", "parked"}),
+    "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine", "snapshot"}),
+    "fenced": frozenset({"stolen", "directory"}),
+    "capacity_exceeded": frozenset({"full", "tight", "lost", "no room"}),
     "invalid_value": frozenset({"open refused", "configure refused"}),
 }
 """What must have been done to a session before one of its responses fails with a code."""
 
 ENDED_BY = frozenset(
-    {"open refused", "configure refused", "lost", "stolen", "stopped", "full", "tight"}
+    {
+        "open refused",
+        "configure refused",
+        "lost",
+        "stolen",
+        "stopped",
+        "full",
+        "tight",
+        "no room",
+    }
 )
 """What must have been done to a session that ends because it has no worker."""
 
 
+LIMITED_BY = {
+    CloseReason.IDLE: "idle_s",
+    CloseReason.MAX_AGE: "max_age_s",
+    CloseReason.STALLED: "stall_s",
+    CloseReason.DETACHED: "grace_s",
+}
+"""The limit that ends a session for a reason."""
+
 OWN_DOING = frozenset(
     {
+        "payload_too_large",
         "rate_limit_exceeded",
         "request_cancelled",
         "reset_in_progress",
@@ -52,7 +72,9 @@ class I11Isolation(Invariant):
     preconditions = (
         "responses failed for a cause of their own",
         "responses completed beside a failure",
+        "turns given up that got nothing done",
         "sessions ended for a reason of their own",
+        "sessions ended by a limit that their client chose",
     )
 
     def opened(self, client: Client) -> None:
@@ -84,8 +106,10 @@ class I11Isolation(Invariant):
 
     def _explained(self, client: Client, error: ErrorInfo) -> None:
         """An error that is not of the client's own doing."""
-        if error.code in OWN_DOING:
+        if error.code in OWN_DOING or error.field == "parameters":
             return
+        if error.code == "turn_timeout":
+            self.count("turns given up that got nothing done")
         causes = self.deployment.causes[client.session]
         expected = EXPLAINED_BY.get(error.code)
         self.check(
@@ -99,17 +123,23 @@ class I11Isolation(Invariant):
         if response.reason == "client_cancelled" and not client.interrupted:
             troubled = profile.fault_every_ms or profile.engine.hang or client.slow
             quiet_ms = self.deployment.quiet_since_ms
-            idle_ms = profile.pipeline.limits.idle_ms
+            idle_ms = self._limits_of(client).idle_ms
             if quiet_ms is not None and self.world.now_ms > quiet_ms + idle_ms:
-                troubled = False
+                troubled = "stolen" in self.deployment.causes[client.session]
             self.check(
-                bool(client.close_asked) or bool(troubled),
+                bool(client.close_asked) or bool(troubled) or client.line.left_ms is not None,
                 f"a response of {client.session} is cancelled, and nobody has asked for that",
             )
 
+    def _limits_of(self, client: Client) -> Limits:
+        """The pipeline's, but for what the client chose."""
+        chosen_ms = {f"{name[:-2]}_ms": int(1_000 * s) for name, s in client.limits.items()}
+        return replace(self.deployment.profile.pipeline.limits, **chosen_ms)
+
     def _ended(self, client: Client, reason: CloseReason) -> None:
-        gateway, limits = client.gateway, self.deployment.profile.pipeline.limits
+        gateway = client.gateway
         assert gateway is not None
+        limits = self._limits_of(client)
         causes = self.deployment.causes[client.session]
         now_ms = gateway.now_ms
         match reason:
@@ -136,4 +166,6 @@ class I11Isolation(Invariant):
             case _:
                 explained = False
         self.count("sessions ended for a reason of their own")
+        if LIMITED_BY.get(reason) in client.limits:
+            self.count("sessions ended by a limit that their client chose")
         self.check(explained, f"{client.session} ends: {reason}; causes: {causes}")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from protocol.messages import Close, Command
+from sessions.client import SessionEnded
 from sessions.lifecycle import CloseReason
 from tests.simulation.client import Client
-from tests.simulation.gateway import GatewayProcess
+from tests.simulation.gateway import GatewayProcess, SimulatedLink
 from tests.simulation.process import Process
-from tests.simulation.profile import GONE_MS
+from tests.simulation.profile import GONE_MS, PARKS
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
+from tests.simulation.world import World
+from workers.control_events import Action, Event, FreeSession, OpenSession
 
 
 class I4NothingLeft(Invariant):
@@ -20,7 +26,30 @@ class I4NothingLeft(Invariant):
         "sessions of a dead gateway",
         "sessions whose place was given back",
         "worlds that settled",
+        "sessions that ended while they were parked",
+        "snapshots left to their time",
     )
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._orphans: set[str] = set()
+        """Sessions of gateways that died, or that ended while nobody could be told to forget
+        their parked state."""
+        self._told: dict[tuple[str, str], tuple[SimulatedLink, str | None]] = {}
+        """Who was told last that a session has ended, by session and stage."""
+
+    def told(self, client: Client, sequence: int, output: Any) -> None:
+        """What is parked of a session that ends goes with it, where anybody can see to that."""
+        if not isinstance(output, SessionEnded):
+            return
+        gateway = client.gateway
+        assert gateway is not None
+        for stage in PARKS:
+            if (client.session, stage) in self.deployment.store.snapshots:
+                self.count("sessions that ended while they were parked")
+                replicas = gateway.placement.of(stage)
+                if not any(replica.works(gateway.now_ms) for replica in replicas):
+                    self._orphans.add(client.session)
 
     def released(self, client: Client, reason: CloseReason) -> None:
         """At the gateway everything goes at once, at the workers within GONE_MS."""
@@ -40,6 +69,7 @@ class I4NothingLeft(Invariant):
         """Its sessions are gone from the workers in time as well."""
         for hosted in gateway.hosted.all():
             self.count("sessions of a dead gateway")
+            self._orphans.add(hosted.id)
             self._look_later(hosted.id)
 
     def _look_later(self, session: str) -> None:
@@ -54,6 +84,19 @@ class I4NothingLeft(Invariant):
                 f"{worker.place} holds {session} {GONE_MS} ms after its end",
             )
 
+    def sent(self, gateway: GatewayProcess, link: SimulatedLink, command: Command) -> None:
+        """A worker is told of an end, over a link that may be lost before it hears that."""
+        if isinstance(command, Close):
+            self._told[command.fence.session, link.replica.stage] = (link, link.worker)
+
+    def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
+        """A session that is freed has no account any more, unless it is opened anew."""
+        opened = {action.session for action in actions if isinstance(action, OpenSession)}
+        for action in actions:
+            if isinstance(action, FreeSession) and action.session not in opened:
+                held = worker.ledger.of(action.session)
+                self.check(not held, f"{worker.place} has freed {action.session} and keeps {held}")
+
     def stepped(self, process: Process) -> None:
         """The counts of what is held agree with each other."""
         if isinstance(process, GatewayProcess):
@@ -62,6 +105,8 @@ class I4NothingLeft(Invariant):
             self.check(held == len(hosted), f"{held} places for {len(hosted)} sessions")
             if not self.deployment.profile.directory.slow:
                 records = len(hosted.directory)
+                if records > len(hosted):
+                    records -= self._in_doubt(process)
                 self.check(records <= len(hosted), f"{records} records for {len(hosted)} sessions")
             self.check(
                 len(hosted.deadlines) <= len(hosted),
@@ -104,3 +149,16 @@ class I4NothingLeft(Invariant):
             self.check(held == (0, 0, 0), f"{worker.place} holds {held}")
             self.check(not worker.engine.sessions, f"{worker.place} has {worker.engine.sessions}")
             self.check(control.deadline_ms is None, f"{worker.place} has a timer")
+            for device, bytes_ in worker.ledger.devices().items():
+                taken = (bytes_.sessions, bytes_.kept)
+                self.check(taken == (0, 0), f"{worker.place} has {taken} of {device} reserved")
+        for session, stage in self.deployment.store.snapshots:
+            lost = bool(self.deployment.causes[session] & {"lost", "stolen", "stopped"})
+            if (session, stage) in self._told:
+                link, worker_then = self._told[session, stage]
+                lost = lost or link.worker != worker_then
+            self.check(
+                lost or session in self._orphans,
+                f"the state of {session} on {stage} is parked, and the session has ended",
+            )
+            self.count("snapshots left to their time")

@@ -8,6 +8,7 @@ from typing import Any
 
 from sessions.client import Answered
 from sessions.lifecycle import CloseReason
+from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import Reset, StateLost, Step, StepDone, StepFailed, WasReset
 from tests.simulation.client import Client
 from tests.simulation.rollout import Rollout
@@ -16,8 +17,12 @@ from tests.simulation.told import value_of
 from tests.simulation.watch import Invariant
 from tests.simulation.world import World
 
-LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full"})
+LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full", "snapshot"})
 """What must have been done to a session before its state is lost."""
+
+REFUSED = frozenset({"step_committed", "step_out_of_order", "reset_in_progress"})
+"""Codes of a step that was not taken up: the step whose answer is still to come may be
+committed already."""
 
 
 @dataclass
@@ -46,6 +51,7 @@ class I5Steps(Invariant):
         "steps done",
         "steps done after a failed one",
         "steps answered again",
+        "steps asked for again too late",
         "steps cancelled",
         "steps failed",
         "steps refused",
@@ -155,6 +161,9 @@ class I5Steps(Invariant):
 
     def _failed_step(self, client: Client, loop: _Loop, answer: StepFailed) -> None:
         code = answer.error.code
+        if 1 <= answer.step <= loop.committed - REMEMBERED_ANSWERS:
+            self.count("steps asked for again too late")
+            return
         if answer.step in loop.answers:
             self.count("steps answered again")
             first = loop.answers[answer.step]
@@ -163,7 +172,7 @@ class I5Steps(Invariant):
         self.count("steps failed")
         if code == "step_cancelled":
             self.count("steps cancelled")
-        elif code in ("step_committed", "step_out_of_order", "reset_in_progress"):
+        elif code in REFUSED:
             self.count("steps refused")
         elif code == "session_state_lost" and loop.lost:
             self.count("steps refused for a lost state")
@@ -173,9 +182,14 @@ class I5Steps(Invariant):
             answer.committed_step in (loop.committed, loop.committed + 1),
             f"{client.session} says {answer}, but {loop.committed} was committed",
         )
-        if answer.committed_step > loop.committed:
+        if answer.committed_step > loop.committed and answer.step != answer.committed_step:
+            # It is committed, and something is still to come of it.
+            self.check(
+                isinstance(client, Rollout) and answer.committed_step in client.flying,
+                f"{answer} commits another step",
+            )
+        elif answer.committed_step > loop.committed and code not in REFUSED:
             self.count("committed steps whose output was lost")
-            self.check(answer.committed_step == answer.step, f"{answer} commits another step")
             self._commit(loop, answer.step)
             loop.answers[answer.step] = value_of(answer)
 

@@ -78,8 +78,8 @@ MUTATIONS = (
     Mutation(
         "a close leaves turns to themselves",
         "workers/session_control.py",
-        "            self.gap_since_ms = None\n            self.turns.cancel_all(now_ms)\n",
-        "            self.gap_since_ms = None\n",
+        "            self.turns.cancel_all(now_ms)\n        self._finish_closing()\n",
+        "        self._finish_closing()\n",
     ),
     Mutation(
         "input that came before is taken again",
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         "a turn that fails tells nobody",
         "sessions/orchestrator.py",
-        "        self._emit(self._result(flow, error, frozenset(unsettled)))\n",
+        "        self._emit(flow.result(error, frozenset(unsettled)))\n",
         "",
     ),
     Mutation(
@@ -308,5 +308,113 @@ MUTATIONS = (
         "sessions/oneshot/machine.py",
         "            self._emit(RequestFailed(error))\n",
         "            pass\n",
+    ),
+    Mutation(
+        "the piece at the cursor is sent again",
+        "workers/retention.py",
+        "if piece.sequence > after]",
+        "if piece.sequence >= after]",
+    ),
+    Mutation(
+        "a step is answered again with what is left of its output",
+        "workers/turn_control.py",
+        "        if ended.void or kept.lost:\n",
+        "        if ended.void:\n",
+    ),
+    Mutation(
+        "a limit that a client chooses is taken for milliseconds",
+        "sessions/chosen_limits.py",
+        "int(value * 1000)",
+        "int(value)",
+    ),
+    Mutation(
+        "a reset that is refused is begun",
+        "sessions/steps/machine.py",
+        '        check_parameters(verb.parameters, "reset.parameters")\n'
+        "        if self._resetting is not None:\n",
+        "        if self._resetting is None:\n"
+        "            self._resetting = _Resetting(verb)\n"
+        '            check_parameters(verb.parameters, "reset.parameters")\n'
+        "            self._resetting = None\n"
+        "        else:\n",
+    ),
+    Mutation(
+        "a session that is freed keeps its bytes",
+        "workers/control.py",
+        "            self._ledger.release(name)\n",
+        "",
+    ),
+    Mutation(
+        "what is reserved already is not counted",
+        "sessions/ledger.py",
+        "            lacking = more - free\n",
+        "            lacking = more - most\n",
+    ),
+    Mutation(
+        "a session whose turn runs is parked",
+        "workers/session_control.py",
+        "        if self.turns or self.turns.kept_bytes:\n",
+        "        if self.turns.kept_bytes:\n",
+    ),
+    Mutation(
+        "a session is freed before its state is written",
+        "workers/session_control.py",
+        "steps.committed, expires_at_s))\n",
+        "steps.committed, expires_at_s))\n"
+        "                self.operation_done(OperationDone(self.session), now_ms)\n",
+    ),
+    Mutation(
+        "a session that was parked begins anew",
+        "sessions/bindings.py",
+        "        self.restoring = True\n",
+        "",
+    ),
+    Mutation(
+        "what is parked outlives its session",
+        "sessions/bindings.py",
+        "            self.lost()\n            self.forget_parked()\n",
+        "            self.lost()\n",
+    ),
+    Mutation(
+        "what waits to come back outlives its session",
+        "workers/session_control.py",
+        "                if self._opening.restore:\n",
+        "                if self._opening.restore and self._stored:\n",
+    ),
+    Mutation(
+        "the one that was used last makes room",
+        "workers/rooms.py",
+        "                s.progress_ms,\n",
+        "                -s.progress_ms,\n",
+    ),
+    Mutation(
+        "a priority does not count",
+        "workers/rooms.py",
+        "                s.priority,\n                s.progress_ms,\n",
+        "                s.progress_ms,\n",
+    ),
+    Mutation(
+        "who does not answer is waited for",
+        "workers/rooms.py",
+        "self._asked[session.session] = now_ms + self._limits.room_answer_ms",
+        "self._asked[session.session] = now_ms + 1e9",
+    ),
+    Mutation(
+        "a store that is full is asked over and over",
+        "workers/session_control.py",
+        "            self._kept_ms = None if event.error is None else now_ms\n",
+        "            self._kept_ms = None\n",
+    ),
+    Mutation(
+        "a restored session is at step 0",
+        "workers/session_control.py",
+        '            self.turns.steps.restore(result.get("committed_step", 0))\n',
+        "",
+    ),
+    Mutation(
+        "an open waits for room for ever",
+        "workers/rooms.py",
+        "if now_ms < until_ms and self._have_room_made(",
+        "if self._have_room_made(",
     ),
 )

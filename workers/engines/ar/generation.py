@@ -21,6 +21,8 @@ class Generation:
         self._on_piece = on_piece
         self._tokens_are_known = True
         self.cancelled = False
+        self.launched = False
+        """Whether llama.cpp has begun: the slot holds the prompt, or its beginning."""
         self.error: str | None = None
         self.tokens: list[Token] = []
         """The generated tokens, up to the first whose bytes llama.cpp did not report."""
@@ -35,6 +37,7 @@ class Generation:
 
     def on_chunk(self, chunk: dict[str, Any]) -> bool:
         """Take one streamed chunk; True stops the generation at once."""
+        self.launched = self.launched or "choices" in chunk
         if self.cancelled:
             return True
         # The library swallows what a callback raises.

@@ -3,18 +3,17 @@
 The library serves HTTP beside its own handlers and has no way to switch that off. It
 listens on a Unix socket in a folder that only this user can enter, never on a port,
 and demands a key that exists only in this process. The engine needs it for what has
-no handler: tokens of a text, and a file's chat template.
+no handler: tokens of a text, a file's chat template, and slots in files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import mmap
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import xllamacpp
 
 _BATCH_TOKENS = 256
-_METADATA_BYTES = 64 << 20
+_ANSWER_TIMEOUT_S = 30.0
+
+
+class Refused(EngineFailed):
+    """llama.cpp answered that it cannot do what it was asked."""
 
 
 class LlamaServer:
@@ -44,11 +47,18 @@ class LlamaServer:
         """
         self._folder = ExitStack()
         self._key = secrets.token_hex(32)
-        self.socket_path = self._folder.enter_context(runtime_directory()) / "llama.sock"
+        private = self._folder.enter_context(runtime_directory())
+        self.socket_path = private / "llama.sock"
+        self._links = private / "slots"
+        self._links.mkdir(mode=0o700)
+        parameters = self._parameters(path, slots, context_tokens, threads)
+        # Its own check of what it restores knows the shape of a state, not its meaning.
+        self.state_kind = (
+            f"xllamacpp {xllamacpp.__version__}, {context_tokens} tokens, "
+            f"keys {parameters.cache_type_k}, values {parameters.cache_type_v}"
+        )
         try:
-            self._server: Any = xllamacpp.Server(
-                self._parameters(path, slots, context_tokens, threads)
-            )
+            self._server: Any = xllamacpp.Server(parameters)
         except (RuntimeError, ValueError) as error:
             self._folder.close()
             raise ModelFileError(f"llama.cpp cannot load {path}: {error}") from error
@@ -56,7 +66,6 @@ class LlamaServer:
             transport=httpx.AsyncHTTPTransport(uds=str(self.socket_path)),
             base_url="http://llama",
             headers={"Authorization": f"Bearer {self._key}"},
-            timeout=30.0,
         )
 
     def _parameters(self, path: Path, slots: int, context_tokens: int, threads: int) -> Any:
@@ -80,7 +89,8 @@ class LlamaServer:
         parameters.hostnames = [str(self.socket_path)]
         parameters.api_keys = [self._key]
         parameters.ui = False
-        parameters.endpoint_slots = False
+        parameters.endpoint_slots = False  # what is in them; saving them is something else
+        parameters.slot_save_path = f"{self._links}/"
         parameters.endpoint_props = False
         parameters.verbosity = 0
         return parameters
@@ -124,7 +134,7 @@ class LlamaServer:
         }
         try:
             answer = await self._post("/apply-template", body)
-        except EngineFailed as error:
+        except Refused as error:
             raise InvalidRequest(
                 f"the model's chat template refuses this conversation: {error.message}",
                 field="input",
@@ -132,13 +142,50 @@ class LlamaServer:
         prompt: str = answer.json()["prompt"]
         return prompt
 
-    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def save_slot(self, slot: int, path: Path) -> tuple[int, int]:
+        """Write what `slot` holds over the file at `path`; other slots wait meanwhile.
+
+        How many tokens it holds, and the bytes of the file. Raises EngineFailed, also where
+        there is no room for the file.
+        """
+        saved = await self._move_slot(slot, path, "save")
+        return saved["n_saved"], saved["n_written"]
+
+    async def restore_slot(self, slot: int, path: Path) -> None:
+        """Make `slot` hold what `save_slot` wrote at the front of the file at `path`.
+
+        Raises Refused for a file that llama.cpp cannot use; the slot is empty then.
+        """
+        await self._move_slot(slot, path, "restore")
+
+    async def _move_slot(self, slot: int, path: Path, action: str) -> dict[str, Any]:
+        with self._linked(slot, path) as name:
+            # As long as the disk takes.
+            response = await self._post(
+                f"/slots/{slot}?action={action}", {"filename": name}, timeout_s=None
+            )
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    @contextmanager
+    def _linked(self, slot: int, path: Path) -> Iterator[str]:
+        """A name by which llama.cpp reaches `path`: it knows files of one folder only."""
+        link = self._links / str(slot)
+        link.symlink_to(path.absolute())
         try:
-            response = await self._client.post(path, json=body)
+            yield link.name
+        finally:
+            link.unlink()
+
+    async def _post(
+        self, path: str, body: dict[str, Any], timeout_s: float | None = _ANSWER_TIMEOUT_S
+    ) -> httpx.Response:
+        try:
+            response = await self._client.post(path, json=body, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise EngineFailed(f"llama.cpp does not answer: {error!r}") from error
         if response.is_error:
-            raise EngineFailed(f"llama.cpp refused {path}: {response.text[:500]}")
+            raise Refused(f"llama.cpp refused {path}: {response.text[:500]}")
         return response
 
     async def stop(self) -> None:
@@ -151,20 +198,6 @@ class LlamaServer:
         self._server = None
         gc.collect()
         self._folder.close()
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is a file that begins like a GGUF file."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
-
-
-def has_chat_template(path: Path) -> bool:
-    """Whether a GGUF file brings a chat template (its metadata lies at the front)."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(b"tokenizer.chat_template", 0, min(len(data), _METADATA_BYTES)) >= 0
 
 
 def _piece_bytes(piece: str | list[int]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -10,18 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from protocol.device_bytes import HOST
 from protocol.errors import (
     CapacityExceeded,
     ConfigError,
     EngineFailed,
     InvalidRequest,
     ModelFileError,
+    SessionStateLost,
 )
 from protocol.payloads import Message, text_payload
-from workers.engine import EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, ParkableSession, Turn, TurnResult
 from workers.engines.ar.generation import Generation
-from workers.engines.ar.llama_server import LlamaServer, has_chat_template, is_gguf
+from workers.engines.ar.gguf import (
+    attention_window,
+    cache_bytes_per_token,
+    has_chat_template,
+    is_gguf,
+)
+from workers.engines.ar.llama_server import LlamaServer, Refused
 from workers.engines.ar.options import ArOptions
+from workers.engines.ar.parked import Parked, create, seal, unseal
 from workers.engines.ar.prompt import (
     HEAD,
     MARKERS,
@@ -31,58 +41,19 @@ from workers.engines.ar.prompt import (
     render_few_shot,
     reply_length,
 )
+from workers.engines.ar.slot import Slot
 from workers.engines.ar.stopping import ReplyCutter
-from workers.engines.ar.tokens import TokenMemory
+from workers.engines.ar.tokens import Token
 from workers.engines.ar.turns import TurnRequest, read_turn
+from workers.model_registry import MODELS
 from workers.models import resolve
+from workers.to_the_end import to_the_end
 
 _CONTROL_WORDS = ("<start_of_image>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>")
 _FEW_SHOT_STOPS = (*MARKERS, *_CONTROL_WORDS)
 _LONGEST_LINE_BREAK = 32
 _MARKUP = re.compile(r"[<>\[\]{}|]+")
 _NOT_PROSE = re.compile(r"[^\w\s.,;:!?'\"()-]+")
-
-
-class Slot:
-    """One context of the server, and the tokens that lie in it.
-
-    Only one generation uses it at a time. Whoever comes next waits until the thread of
-    the one before has ended, also where that one was cancelled.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.lock = asyncio.Lock()
-        self.memory = TokenMemory()
-        self._running: tuple[Generation, asyncio.Future[None], TokenMemory] | None = None
-
-    def begin(self, generation: Generation, done: asyncio.Future[None]) -> None:
-        """`generation` now owns the slot until `done`."""
-        self._running = (generation, done, self.memory)
-
-    async def settle(self) -> None:
-        """Wait for the last generation to end and take over what it left. Lock held."""
-        if self._running is None:
-            return
-        generation, done, memory = self._running
-        await asyncio.wait([done])
-        memory.extend(generation.tokens)
-        self._running = None
-
-    def cancel(self) -> None:
-        """Stop the generation that runs, if one does."""
-        if self._running is not None:
-            self._running[0].cancel()
-
-    async def drained(self) -> None:
-        """Wait until no thread uses the slot."""
-        if self._running is not None:
-            await asyncio.wait([self._running[1]])
-
-    def forget(self) -> None:
-        """Give the slot back: what was said in it is no longer known here."""
-        self.cancel()
-        self.memory = TokenMemory()
 
 
 class LlamaBackend:
@@ -103,6 +74,9 @@ class LlamaBackend:
         self._leading: list[int] = []
         self._unwanted: list[int] = []
         self._server: LlamaServer | None = None
+        self._token_bytes = 0
+        self._window: int | None = None
+        self._weights = ""
 
     @property
     def server(self) -> LlamaServer:
@@ -114,6 +88,8 @@ class LlamaBackend:
     async def load(self) -> None:
         """Locate and load the model, and read the few-shot head once."""
         path = await asyncio.to_thread(self._locate)
+        self._token_bytes = cache_bytes_per_token(path)
+        self._window = attention_window(path)
         self._server = await asyncio.to_thread(
             LlamaServer,
             path,
@@ -124,6 +100,10 @@ class LlamaBackend:
         self._leading = await self._server.leading_tokens()
         self._unwanted = await self._find_unwanted()
         await self.warm(self._free[-1])
+        content = await asyncio.to_thread(self._content, path)
+        self._weights = hashlib.sha256(
+            f"{content}, {self._server.state_kind}, {self.style}".encode()
+        ).hexdigest()
 
     def _locate(self) -> Path:
         path = resolve(self.options.model)
@@ -135,6 +115,13 @@ class LlamaBackend:
                 field="prompt",
             )
         return path
+
+    def _content(self, path: Path) -> str:
+        """A digest of the model's file; one that is pinned has been verified already."""
+        if (model := MODELS.get(self.options.model)) is not None:
+            return model.digest
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     async def _find_unwanted(self) -> list[int]:
         """Tokens that would end a reply: line breaks, speakers' names, control tokens."""
@@ -151,19 +138,117 @@ class LlamaBackend:
                 found.add(tokens[0].id)
         return sorted(found)
 
+    def devices(self) -> dict[str, DeviceUse]:
+        """The contexts: llama.cpp sets them all aside, and clears them, when it loads."""
+        return {HOST: DeviceUse(pool=self._slot_bytes() * self.options.sessions)}
+
+    def declare(self) -> dict[str, int]:
+        """A session's context, however much of it is in use."""
+        return {HOST: self._slot_bytes()}
+
+    def _slot_bytes(self) -> int:
+        return self._token_bytes * self.options.context_tokens
+
     def open(self) -> LlamaSession:
         """A session with a slot of its own.
 
         Raises CapacityExceeded when every slot has one.
         """
+        slot = self._take()
+        self._warm_soon(slot)
+        return LlamaSession(self, slot)
+
+    def _take(self) -> Slot:
         if not self._free:
             raise CapacityExceeded(f"all {self.options.sessions} sessions of this model are in use")
-        slot = self._free.pop()
+        return self._free.pop()
+
+    def _warm_soon(self, slot: Slot) -> None:
         if self.style == "few-shot":
             task = asyncio.get_running_loop().create_task(self.warm(slot))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return LlamaSession(self, slot)
+
+    def weights(self) -> str:
+        """Of the model's file, the size of a context, the library, and how prompts are made."""
+        return self._weights
+
+    async def trim(self, slot: Slot, text: str) -> None:
+        """Let go of what was made beyond `text`, if anything was. Lock held, slot settled.
+
+        A reply is over some tokens before its generation stops. From a file in which layers
+        with a window have only their end, a session goes on from all of it or from nothing.
+        """
+        tokens = len(slot.memory)
+        if not self._window or tokens < self._window - len(self._leading):
+            return
+        slot.memory.keep_prefix_of(text)
+        if len(slot.memory) < tokens:
+            await self._fill(slot)
+            await slot.settle()
+
+    async def _fill(self, slot: Slot) -> None:
+        generation = Generation(ReplyCutter(), lambda _: None)
+        await self.generate(slot, generation, {"max_tokens": 0})
+
+    async def save(self, slot: Slot, dropped: Sequence[Message], path: Path) -> None:
+        """Write what a session is to a new file at `path`. Lock held, slot settled.
+
+        Whether it fails or is cancelled, no file is left and nothing of it goes on.
+        """
+        known = [(token.id, token.data) for token in slot.memory.tokens()]
+
+        async def write() -> None:
+            resident: list[int] = []
+            complete = True
+            if slot.resident is not None:
+                tokens, size = await self.server.save_slot(slot.index, path)
+                resident = (slot.resident + [-1] * tokens)[:tokens]
+                complete = self._is_complete(tokens, size)
+            parked = Parked(self._weights, known, list(dropped), resident, complete)
+            await asyncio.to_thread(seal, path, parked)
+
+        create(path)
+        try:
+            await to_the_end(write())
+        except BaseException:
+            await to_the_end(asyncio.to_thread(path.unlink, missing_ok=True))
+            raise
+
+    def _is_complete(self, tokens: int, size_bytes: int) -> bool:
+        """Whether so large a file has the keys and values of so many tokens in every layer."""
+        if self._window:
+            return tokens < self._window
+        return 0 < self._token_bytes * tokens <= size_bytes
+
+    async def restore(self, path: Path) -> LlamaSession:
+        """The session that `save` wrote to `path`, in any slot that is free.
+
+        Raises CapacityExceeded when every slot has a session, and SessionStateLost.
+        """
+        slot = self._take()
+        try:
+            parked, state_bytes = await asyncio.to_thread(unseal, path, self._weights)
+            async with slot.lock:
+                await slot.settle()
+                if state_bytes:
+                    if not parked.complete:
+                        # Before it is so: being cancelled does not keep llama.cpp from it.
+                        slot.continues_only = parked.resident
+                    await to_the_end(self.server.restore_slot(slot.index, path))
+                    if parked.complete:
+                        slot.continues_only = None
+                    slot.resident = parked.resident
+                slot.remember([Token(number, data) for number, data in parked.tokens])
+        except Refused as error:
+            self.release(slot)
+            raise SessionStateLost(error.message) from error
+        except BaseException:
+            self.release(slot)
+            raise
+        if not state_bytes:
+            self._warm_soon(slot)
+        return LlamaSession(self, slot, parked.dropped)
 
     def release(self, slot: Slot) -> None:
         """Take a closed session's slot back."""
@@ -179,8 +264,7 @@ class LlamaBackend:
             if len(slot.memory) > 0:
                 return  # a turn was quicker
             await self.read(slot, HEAD)
-            generation = Generation(ReplyCutter(), lambda _: None)
-            await self.generate(slot, generation, {"max_tokens": 0})
+            await self._fill(slot)
 
     async def read(self, slot: Slot, text: str) -> int:
         """Make `slot.memory` the tokens of `text`; how many a prompt of it has."""
@@ -194,10 +278,11 @@ class LlamaBackend:
 
         Cancelling stops the generation; the slot is settled by whoever comes next.
         """
+        prompt = self._leading + slot.memory.ids()
         request = {
-            "prompt": self._leading + slot.memory.ids(),
+            "prompt": prompt,
             "id_slot": slot.index,
-            "cache_prompt": True,
+            "cache_prompt": not slot.reads_all(prompt),
             "stream": True,
             "return_progress": True,
             "timings_per_token": True,
@@ -207,7 +292,7 @@ class LlamaBackend:
         }
         loop = asyncio.get_running_loop()
         done = loop.run_in_executor(self._threads, self._generate, generation, request)
-        slot.begin(generation, done)
+        slot.begin(generation, done, prompt)
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:
@@ -254,14 +339,16 @@ class LlamaBackend:
             await server.stop()
 
 
-class LlamaSession(EngineSession):
+class LlamaSession(ParkableSession):
     """One conversation, resident in its slot."""
 
-    def __init__(self, backend: LlamaBackend, slot: Slot) -> None:
+    def __init__(self, backend: LlamaBackend, slot: Slot, dropped: Sequence[Message] = ()) -> None:
         self._backend = backend
         self._slot = slot
-        self._dropped: list[Message] = []
+        self._dropped = list(dropped)
         self._defused: dict[str, str] = {}
+        self._text: str | None = None
+        """The prompt and the reply of the last turn; None where there was none, or it broke off."""
 
     async def run(self, turn: Turn) -> TurnResult:
         """Generate the next reply of the conversation in `turn.inputs`.
@@ -278,9 +365,12 @@ class LlamaSession(EngineSession):
         backend, options = self._backend, self._backend.options
         room = options.context_tokens - min(request.max_output_tokens, options.context_tokens // 4)
 
+        prompt = ""
+
         async def count(dropped: int) -> int:
-            kept = request.messages[dropped:]
-            return await backend.read(slot, await self._render(request.instructions, kept))
+            nonlocal prompt
+            prompt = await self._render(request.instructions, request.messages[dropped:])
+            return await backend.read(slot, prompt)
 
         start = len(self._dropped)
         if request.messages[:start] != self._dropped:
@@ -288,6 +378,7 @@ class LlamaSession(EngineSession):
         start = await first_kept(request.messages, start, room, count)
         if turn.lane == "default":
             self._dropped = request.messages[:start]
+            self._text = None
         prompt_tokens = await count(start)
 
         length: ReplyLength | None = None
@@ -301,12 +392,17 @@ class LlamaSession(EngineSession):
             if not generation.cancelled:
                 turn.emit(text_payload(piece))
 
+        reply: list[str] = []
+
         def on_piece(piece: str) -> None:
+            reply.append(piece)
             loop.call_soon_threadsafe(emit, piece)
 
         generation = Generation(cutter, on_piece)
         most = min(request.max_output_tokens, options.context_tokens - prompt_tokens)
         await backend.generate(slot, generation, {"max_tokens": most, **backend.sampling(length)})
+        if turn.lane == "default" and backend.style == "few-shot":
+            self._text = f"{prompt} {''.join(reply)}"
         usage: dict[str, Any] = {
             "input_tokens": generation.cached_tokens + generation.prefill_tokens,
             "cached_tokens": generation.cached_tokens,
@@ -345,6 +441,18 @@ class LlamaSession(EngineSession):
             if plain == await server.tokenize(safe, special=True):
                 return safe
         return ""
+
+    async def snapshot(self, path: Path) -> None:
+        """Write the slot's state, and what is remembered of it, to a new file at `path`.
+
+        Raises EngineFailed when llama.cpp could not write it, OSError when nothing can be
+        written there. Cancelling waits for llama.cpp, which cannot be stopped meanwhile.
+        """
+        async with self._slot.lock:
+            await self._slot.settle()
+            if self._text is not None:
+                await self._backend.trim(self._slot, self._text)
+            await self._backend.save(self._slot, self._dropped, path)
 
     def close(self) -> None:
         """Give the slot back."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from protocol.errors import CapacityExceeded, EngineFailed
+from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.payloads import text_payload
-from workers.engine import EngineSession, Turn, TurnResult
+from workers.engine import DeviceUse, EngineSession, Turn, TurnResult
 from workers.engines.ar.options import ArOptions
 from workers.engines.ar.prompt import chat_messages
 from workers.engines.ar.stopping import ReplyCutter
@@ -50,6 +51,14 @@ class OpenAiBackend:
             limits=httpx.Limits(max_connections=2 * options.sessions),
         )
 
+    def devices(self) -> dict[str, DeviceUse]:
+        """Nothing here: the memory is the other server's."""
+        return {}
+
+    def declare(self) -> dict[str, int]:
+        """Nothing here: the memory is the other server's."""
+        return {}
+
     def open(self) -> OpenAiSession:
         """A session; it holds nothing but its place.
 
@@ -59,6 +68,14 @@ class OpenAiBackend:
             raise CapacityExceeded(f"all {self.options.sessions} sessions of this model are in use")
         self._open += 1
         return OpenAiSession(self)
+
+    def weights(self) -> str:
+        """Its sessions hold nothing that could be parked."""
+        return ""
+
+    async def restore(self, path: Path) -> OpenAiSession:
+        """Raises InvalidRequest: nothing of it was ever parked."""
+        raise InvalidRequest("a session of a remote model is not parked", code="unsupported")
 
     def release(self) -> None:
         """A session has closed."""

@@ -36,6 +36,10 @@ class TokenMemory:
         """The token ids, first to last."""
         return [token.id for token in self._tokens]
 
+    def tokens(self) -> list[Token]:
+        """The tokens, first to last."""
+        return list(self._tokens)
+
     def extend(self, tokens: Sequence[Token]) -> None:
         """More tokens at the end."""
         self._tokens.extend(tokens)

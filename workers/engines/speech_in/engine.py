@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pydantic
 
+from protocol.device_bytes import HOST
 from protocol.payloads import PayloadType
 from workers.engine import EmitEvent, Engine
 from workers.engines.speech_in.resampler import RATE_HZ
+from workers.engines.speech_in.ring import SAMPLE_BYTES
 from workers.engines.speech_in.session import EngineParts, SpeechInSession
 from workers.engines.speech_in.settings import read_settings
 from workers.engines.speech_in.silero import SileroModel, contains_speech
@@ -63,6 +65,12 @@ class SpeechInEngine(Engine):
         self._parts = EngineParts(
             silero, transcriber, queue, options.ring_s, options.minimum_speech_ms
         )
+
+    def declare(self, settings: dict[str, Any]) -> dict[str, int]:
+        """The ring of a session's audio, and as much again for what is read from it to be
+        transcribed. Raises InvalidRequest for settings that are none."""
+        read_settings(settings)
+        return {HOST: 2 * self._options.ring_s * RATE_HZ * SAMPLE_BYTES}
 
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> SpeechInSession:
         """A session's ear; `settings` as in `SpeechInSettings`. Raises InvalidRequest."""

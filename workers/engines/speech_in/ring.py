@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 Samples = npt.NDArray[np.int16]
 
+SAMPLE_BYTES = np.dtype(np.int16).itemsize
+
 
 class AudioLost(Exception):
     """A stretch was asked for whose beginning is no longer in the ring.

@@ -1,0 +1,133 @@
+"""What commands for operators ask of a running gateway: its admin API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from antiphon.commands.address import add_url
+from protocol.addresses import is_loopback
+from protocol.errors import AntiphonError, InvalidRequest
+
+TIMEOUT_S = 10.0
+_PIPED_COLUMNS = 200
+
+
+class GatewayUnreachable(AntiphonError):
+    """The gateway did not answer, or not as a gateway does."""
+
+    code = "gateway_unreachable"
+
+
+class SessionBusy(AntiphonError):
+    """The session cannot be parked now."""
+
+    code = "session_busy"
+
+
+class NoSuchSession(AntiphonError):
+    """The gateway has no session of that id."""
+
+    code = "session_not_found"
+
+
+def add_admin_options(parser: argparse.ArgumentParser) -> None:
+    """Where the gateway is, the key for it, and the form of the answer."""
+    add_url(parser)
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("ANTIPHON_ADMIN_KEY"),
+        help="admin key of the gateway (default: the environment's ANTIPHON_ADMIN_KEY)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+class AdminClient:
+    """A gateway as its operator sees it.
+
+    Its methods raise GatewayUnreachable, and InvalidRequest for a key that is refused.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._base = f"{url.rstrip('/')}/v1/admin"
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """All sessions."""
+        return self._all("sessions")
+
+    def workers(self) -> list[dict[str, Any]]:
+        """All workers."""
+        return self._all("workers")
+
+    def session(self, session: str) -> dict[str, Any]:
+        """One session. Raises NoSuchSession."""
+        address = f"{self._base}/sessions/{quote(session, safe='')}"
+        try:
+            found = self._ask("GET", address, session).json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or "id" not in found:
+            raise GatewayUnreachable(f"{address} does not answer like a gateway")
+        return found
+
+    def park(self, session: str) -> list[str]:
+        """Have a session's state put away; the stages. Raises NoSuchSession or SessionBusy."""
+        return list(self._command(session, "park")["parked"])
+
+    def restore(self, session: str) -> list[str]:
+        """Have a session's state brought back; the stages. Raises NoSuchSession."""
+        return list(self._command(session, "restore")["restored"])
+
+    def _command(self, session: str, name: str) -> dict[str, Any]:
+        address = f"{self._base}/sessions/{quote(session, safe='')}/{name}"
+        try:
+            answer: dict[str, Any] = self._ask("POST", address, session).json()
+        except ValueError:
+            raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
+        return answer
+
+    def close(self, session: str) -> None:
+        """Close a session. Raises NoSuchSession."""
+        self._ask("DELETE", f"{self._base}/sessions/{quote(session, safe='')}", session)
+
+    def _all(self, what: str) -> list[dict[str, Any]]:
+        address = f"{self._base}/{what}"
+        try:
+            return list(self._ask("GET", address).json()[what])
+        except (ValueError, KeyError, TypeError):
+            raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
+
+    def _ask(self, method: str, address: str, session: str | None = None) -> httpx.Response:
+        try:
+            # A proxy is for other machines.
+            proxied = not is_loopback(httpx.URL(address).host)
+            answer = httpx.request(
+                method, address, headers=self._headers, timeout=TIMEOUT_S, trust_env=proxied
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise GatewayUnreachable(f"no answer from {address}: {error}") from None
+        if answer.status_code in (401, 403):
+            raise InvalidRequest(
+                f"{address} refuses this key: give an admin key with --key or ANTIPHON_ADMIN_KEY"
+            )
+        if answer.status_code == 404 and session is not None:
+            raise NoSuchSession(f"there is no session {session}")
+        if answer.status_code == 409 and session is not None:
+            raise SessionBusy(f"{session} has work, or its engines cannot park it")
+        if not answer.is_success:
+            words = " ".join(answer.text.split())[:200]
+            raise GatewayUnreachable(f"{address} answered {answer.status_code}: {words}")
+        return answer
+
+
+def print_table(table: Table) -> None:
+    """As wide as the terminal, or as wide as it needs to be for a file."""
+    Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS).print(table)

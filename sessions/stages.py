@@ -1,0 +1,277 @@
+"""The stages of one session: bound in their order at the open, and again when a worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from protocol.errors import CapacityExceeded, ErrorInfo, SessionStateLost
+from protocol.messages import Answer, Fence, RoomWanted
+from sessions.actions import (
+    Action,
+    Reported,
+    StageBound,
+    StageCrowded,
+    StageLost,
+    StageProduced,
+    StageUnavailable,
+    Unbind,
+)
+from sessions.bindings import Binding, BindingState
+from sessions.client import Origin, Parked, Parking, Restored, Restoring
+from sessions.lifecycle import CloseReason, Lifecycle, State
+from sessions.machine import Machine
+from sessions.pipeline import Pipeline
+
+StageEvent = StageBound | StageUnavailable | StageCrowded | StageLost | Reported | StageProduced
+
+
+class Stages:
+    """What becomes of each stage, and what `machine` is told of it. Times are monotonic ms.
+
+    `bindings` is filled with one for each stage. `emit` tells the clients. `opened` is called
+    once every stage holds the session, `close` when it cannot go on, and `freed` when a stage
+    holds nothing of it any more after that.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        fence: Callable[[], Fence],
+        lifecycle: Lifecycle,
+        bindings: dict[str, Binding],
+        machine: Machine,
+        *,
+        tenant: str,
+        expires_at_s: int,
+        act: Callable[[Action], None],
+        emit: Callable[[Any], None],
+        opened: Callable[[], None],
+        close: Callable[[CloseReason, ErrorInfo | None], None],
+        freed: Callable[[], None],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._act = act
+        self._expires_at_s = expires_at_s
+        self._bindings = bindings
+        self._machine = machine
+        self._emit = emit
+        self._opened = opened
+        self._close = close
+        self._freed = freed
+        for stage in pipeline.stages:
+            bindings[stage] = Binding(
+                stage,
+                fence,
+                self._settings_of(stage),
+                act,
+                pipeline.output_edge(stage),
+                tenant=tenant,
+                priority=pipeline.priority,
+                peer=lambda of: bindings[of],
+            )
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for a worker that no more should be made for it."""
+        return any(binding.full for binding in self._bindings.values())
+
+    @property
+    def freed(self) -> bool:
+        """Whether no worker holds anything of the session."""
+        return all(binding.freed for binding in self._bindings.values())
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """The stages whose state is in the store, or on its way there or back."""
+        return tuple(b.stage for b in self._bindings.values() if b.away)
+
+    @property
+    def reserved(self) -> dict[str, dict[str, int]]:
+        """What workers have reserved for the session: bytes by stage and device."""
+        return {stage: binding.reserved for stage, binding in self._bindings.items()}
+
+    def workers(self) -> dict[str, str | None]:
+        """The worker incarnation of each stage."""
+        return {stage: binding.worker for stage, binding in self._bindings.items()}
+
+    def open(self) -> None:
+        """Bind the stages one after the other, in the order of the pipeline."""
+        for binding in self._bindings.values():
+            if binding.state is BindingState.UNBOUND:
+                binding.bind()
+                return
+            if not binding.ready:
+                return
+        self._opened()
+
+    def handle(self, event: StageEvent, now_ms: float) -> None:
+        """Something has become of a stage, or has come from it."""
+        binding = self._bindings[event.stage]
+        match event:
+            case StageBound():
+                if binding.state is BindingState.BINDING:
+                    if binding.restoring:
+                        self._emit(Restoring(binding.stage))
+                    binding.bound(event.worker, event.crowded)
+            case StageUnavailable():
+                if self._lifecycle.state is State.OPENING:
+                    self._close(CloseReason.ADMISSION, event.error)
+            case StageCrowded():
+                binding.link_crowded(event.crowded)
+            case StageLost():
+                self._lost(binding, now_ms)
+            case Reported():
+                if binding.reported(event.report):
+                    self._reported(binding, event, now_ms)
+                if now_ms < binding.room_wanted_until_ms:
+                    # As soon as it has nothing to do: who has always more would never yield.
+                    self._park(binding, "room_wanted")
+            case StageProduced():
+                if self._lifecycle.live and binding.ready:
+                    self._machine.produced(event, now_ms)
+            case _:
+                assert_never(event)
+
+    def park(self) -> None:
+        """Put away what has nothing to do and can be."""
+        for binding in self._bindings.values():
+            self._park(binding, "requested")
+
+    def restore(self) -> None:
+        """Bring back what is parked."""
+        for binding in self._bindings.values():
+            binding.wake()
+
+    def _park(self, binding: Binding, reason: str) -> None:
+        read = any(other.feeds(binding.stage) for other in self._bindings.values())
+        if binding.parks and binding.idle and not read and self._lifecycle.live:
+            self._emit(Parking(binding.stage, reason))
+            binding.park(self._expires_at_s)
+
+    def close(self, reason: CloseReason) -> None:
+        """Free the session on every stage, in the reverse order."""
+        for binding in reversed(self._bindings.values()):
+            binding.close(reason.value)
+
+    def give_up(self) -> None:
+        """Wait for no worker any longer: what it holds of the session ends by its own clock."""
+        for binding in self._bindings.values():
+            if not binding.freed:
+                binding.lost()
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        return tuple(binding.freeze() for binding in self._bindings.values())
+
+    def _lost(self, binding: Binding, now_ms: float) -> None:
+        if binding.state in (BindingState.UNBOUND, BindingState.BINDING, BindingState.PARKED):
+            return
+        stage, parking = binding.stage, binding.state is BindingState.PARKING
+        unapplied_bytes = binding.lost()
+        if self._lifecycle.live and binding.restoring and not unapplied_bytes:
+            # Nothing but the state was there, and that may well be in the store.
+            if parking:
+                binding.stays_parked()
+                self._emit(Parked(stage))
+                binding.wake_if_wanted()
+            else:
+                binding.bind()
+            return
+        binding.forget_parked()
+        if self._lifecycle.state is State.OPENING:
+            error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
+            self._close(CloseReason.ENGINE_LOST, error)
+        elif self._lifecycle.live:
+            self._emit(Restoring(stage))
+            self._machine.stage_lost(stage, unapplied_bytes, now_ms)
+            binding.bind()
+        else:
+            self._freed()
+
+    def _reported(self, binding: Binding, event: Reported, now_ms: float) -> None:
+        report = event.report
+        if isinstance(report, Answer) and binding.awaits(report):
+            self._bound_or_freed(binding, report, now_ms)
+        elif isinstance(report, Answer):
+            self._command_answered(binding, report, now_ms)
+        elif isinstance(report, RoomWanted):
+            binding.want_room(now_ms)
+        elif self._lifecycle.live and binding.ready:
+            self._machine.report(binding.stage, report, now_ms)
+
+    def _command_answered(self, binding: Binding, answer: Answer, now_ms: float) -> None:
+        """A worker answered a signal, or a change of settings."""
+        refused = binding.refused_settings(answer)
+        if not self._lifecycle.live or not binding.ready:
+            return
+        if _state_is_lost(answer):
+            # It does not have the session any more, and nobody has said so before.
+            self._machine.report(binding.stage, answer, now_ms)
+            self._lost(binding, now_ms)
+        elif refused is None:
+            self._machine.report(binding.stage, answer, now_ms)
+        elif not self._machine.settings_refused(binding.stage, refused, now_ms):
+            self._close(CloseReason.ENGINE_LOST, refused)
+
+    def _bound_or_freed(self, binding: Binding, answer: Answer, now_ms: float) -> None:
+        """A worker answered that the session is opened, parked or closed."""
+        stage, restored = binding.stage, binding.restoring
+        parking = binding.state is BindingState.PARKING
+        if parking and self._lifecycle.live and _state_is_lost(answer):
+            # The worker does not have the session any more, and nobody has said so before.
+            binding.forget_parked()
+            self._lost(binding, now_ms)
+            return
+        error = binding.answered(answer)
+        if self._lifecycle.state is State.OPENING:
+            if error is not None:
+                self._close(CloseReason.ADMISSION, error)
+            else:
+                self.open()
+        elif not self._lifecycle.live:
+            self._freed()
+        elif parking:
+            self._put_away(binding, error, now_ms)
+        elif error is not None and restored:
+            self._not_restored(binding, error, now_ms)
+        elif error is not None:
+            # The new worker will not have the session: there is nothing to go on with.
+            self._machine.stage_refused(stage, error, now_ms)
+            self._close(CloseReason.ENGINE_LOST, error)
+        else:
+            for other in self._bindings.values():
+                other.send_waiting()
+            self._machine.stage_ready(stage, now_ms)
+            self._emit(Restored(stage, Origin.SNAPSHOT if restored else Origin.REBUILT))
+
+    def _put_away(self, binding: Binding, error: ErrorInfo | None, now_ms: float) -> None:
+        """A worker has parked the state, or kept it."""
+        if error is not None:
+            self._machine.stage_ready(binding.stage, now_ms)
+            self._emit(Restored(binding.stage, Origin.KEPT))
+            return
+        self._act(Unbind(binding.stage))
+        self._emit(Parked(binding.stage))
+        binding.wake_if_wanted()
+
+    def _not_restored(self, binding: Binding, error: ErrorInfo, now_ms: float) -> None:
+        """What was parked did not come back: it is lost, or there is no room for it now."""
+        stage = binding.stage
+        self._act(Unbind(stage))
+        if error.code != SessionStateLost.code:
+            binding.stays_parked()
+            binding.give_up_waiting()
+            self._machine.stage_refused(stage, error, now_ms)
+            self._emit(Parked(stage))
+            return
+        binding.forget_parked()
+        self._machine.stage_lost(stage, 0, now_ms)
+        binding.bind()
+
+    def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
+        return lambda: self._machine.stage_settings(stage)
+
+
+def _state_is_lost(answer: Answer) -> bool:
+    return answer.error is not None and answer.error.code == SessionStateLost.code

@@ -1,0 +1,132 @@
+"""I5 of parked state: what comes back is what was put away last, or that it is lost is said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from sessions.client import Origin, Parked, Parking, Restored, Restoring
+from sessions.lifecycle import CloseReason
+from sessions.steps.events import StateLost
+from tests.simulation.client import Client
+from tests.simulation.engine import EngineSession
+from tests.simulation.watch import Invariant
+from tests.simulation.worker import WorkerProcess
+from tests.simulation.world import World
+from workers.control_events import Action, Event, OpenSession, OperationDone, ParkSession
+
+
+class I5Parked(Invariant):
+    """A session that comes back from the store is as it was when a worker last answered that it
+    is parked. Its clients are told of each way, and what was lost has a cause."""
+
+    name = "I5 parked"
+    preconditions = (
+        "sessions parked",
+        "restores from a snapshot",
+        "restores to another worker",
+        "restores that were lost and rebuilt",
+        "restores that were lost and told",
+        "restores put off",
+        "states kept that could not be parked",
+    )
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._parking: dict[tuple[str, str], int] = {}
+        self._parked: dict[tuple[str, str], tuple[object, str]] = {}
+        """The state that is parked by session and stage, and the worker that has done that."""
+        self._way: defaultdict[tuple[str, str], str] = defaultdict(str)
+        """What a client was told last of a stage."""
+        self._restoring: dict[str, str] = {}
+        """The stage of a session that was parked and should be coming back."""
+
+    # The workers
+
+    def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
+        """The state as it is when its worker is told to put it away, and when it has."""
+        if isinstance(event, OperationDone):
+            step = self._parking.pop((worker.incarnation, event.session), None)
+            session = worker.engine.sessions.get(event.session)
+            if step is not None and event.error is None and session is not None:
+                self.count("sessions parked")
+                key = (event.session, worker.stage)
+                self._parked[key] = (_state(session), worker.incarnation)
+                if worker.stage == "world":
+                    self.check(step == session.steps, f"{key} is parked at {step}: {session}")
+        for action in actions:
+            if isinstance(action, ParkSession):
+                self._parking[worker.incarnation, action.session] = action.step
+                running = [turn for name, turn in worker.engine.turns if name == action.session]
+                self.check(not running, f"{action.session} is parked while {running} run")
+
+    def session_made(
+        self, worker: WorkerProcess, session: EngineSession, action: OpenSession
+    ) -> None:
+        """It is what was put away last."""
+        if not action.restore:
+            return
+        key = (action.session, worker.stage)
+        state, where = self._parked.pop(key, (None, ""))
+        self.count("restores from a snapshot")
+        if where != worker.incarnation:
+            self.count("restores to another worker")
+        self.check(_state(session) == state, f"{key} comes back as {session}, and was {state}")
+
+    # The clients
+
+    def told(self, client: Client, sequence: int, output: Any) -> None:
+        """Each way begins and ends."""
+        match output:
+            case Parking(stage):
+                self._told(client, stage, "parking", {"", "restored"})
+            case Parked(stage):
+                # A turn that waits for it may wait for too long.
+                self.deployment.blame(client.session, "parked")
+                if self._way[client.session, stage] == "restoring":
+                    self.count("restores put off")
+                self._told(client, stage, "parked", {"parking", "restoring"})
+            case Restoring(stage):
+                if self._way[client.session, stage] == "parked":
+                    self._restoring[client.session] = stage
+                self._told(client, stage, "restoring", {"", "parking", "parked", "restored"}, True)
+            case Restored(stage, origin):
+                self._restored(client, stage, origin)
+            case StateLost() if client.session in self._restoring:
+                self.count("restores that were lost and told")
+
+    def _restored(self, client: Client, stage: str, origin: Origin) -> None:
+        expected = {"parking"} if origin is Origin.KEPT else {"restoring"}
+        self._told(client, stage, "restored", expected)
+        parked = self._restoring.pop(client.session, None) == stage
+        match origin:
+            case Origin.KEPT:
+                self.count("states kept that could not be parked")
+                workers = [w for w in self.deployment.workers.values() if w and w.stage == stage]
+                there = any(client.session in worker.engine.sessions for worker in workers)
+                excused = self.deployment.causes[client.session] & {"lost", "stopped", "stolen"}
+                self.check(there or bool(excused), f"no worker has kept {stage}: {client.session}")
+            case Origin.REBUILT if parked:
+                self.count("restores that were lost and rebuilt")
+                causes = self.deployment.causes[client.session]
+                explained = causes & {"snapshot", "lost", "stolen", "stopped"}
+                self.check(bool(explained), f"{client.session} has lost {stage}: {causes}")
+
+    def _told(
+        self, client: Client, stage: str, now: str, before: set[str], again: bool = False
+    ) -> None:
+        way = self._way[client.session, stage]
+        self.check(
+            way in before or (again and way == now),
+            f"{client.session} is told that {stage} is {now}, which was {way}",
+        )
+        self._way[client.session, stage] = now
+
+    def released(self, client: Client, reason: CloseReason) -> None:
+        """Nothing more to hold it against."""
+        self._restoring.pop(client.session, None)
+
+
+def _state(session: EngineSession) -> object:
+    """What has to come back."""
+    return (session.applied, session.runs, session.steps, session.checksum)

@@ -1,0 +1,15 @@
+"""The simulation alone reaches nearly all of the machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.coverage import EVENTS, below, lines, measured
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_machines_are_reached() -> None:
+    files = measured(EVENTS)
+    print("\n".join(lines(files)))
+    assert below(files) == []

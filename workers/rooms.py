@@ -1,0 +1,140 @@
+"""Whom a worker asks to make room, and who waits for it.
+
+Opens that find no room wait in their order. For the first of them the sessions that have
+gone without progress the longest are asked, through their owners, to be parked. Who has not
+begun with it in time is passed over: its owner may have reasons that nobody knows here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from sessions.ledger import Ledger
+from workers.control_events import ControlLimits
+from workers.session_control import SessionControl
+
+
+class Rooms:
+    """The opens that wait for bytes.
+
+    `ask(session)` tells its owner that room is wanted; `reaches(owner)` is whether that can
+    be told at all.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: ControlLimits,
+        ask: Callable[[SessionControl], None],
+        reaches: Callable[[str], bool],
+    ) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._ask = ask
+        self._reaches = reaches
+        self._waiting: dict[str, tuple[SessionControl, float]] = {}
+        self._asked: dict[str, float] = {}
+        """Until when those that were asked are waited for."""
+        self._passed_over: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """When the first of those that wait is refused, or of those that were asked passed
+        over."""
+        if not self._waiting:
+            return None
+        refused = (until_ms for _, until_ms in self._waiting.values())
+        return min((*refused, *self._asked.values()))
+
+    def wait(self, session: SessionControl, now_ms: float) -> None:
+        """`session` cannot be opened now; it waits behind those that do already."""
+        if session.session not in self._waiting:
+            self._waiting[session.session] = (session, now_ms + self._limits.room_ms)
+
+    def forget(self, session: str) -> None:
+        """It waits no more, and makes no room any more."""
+        self._waiting.pop(session, None)
+        self.declined(session)
+
+    def declined(self, session: str) -> None:
+        """It has work again: another is to make the room that it was asked for."""
+        self._asked.pop(session, None)
+        self._passed_over.discard(session)
+
+    def serve(self, sessions: Iterable[SessionControl], now_ms: float) -> list[SessionControl]:
+        """Open what there is room for now, in order, and have room made for the next.
+
+        Those that were opened, or refused because nobody can make room for them.
+        """
+        served: list[SessionControl] = []
+        if not self._waiting:
+            return served
+        for name in [name for name, until_ms in self._asked.items() if now_ms >= until_ms]:
+            del self._asked[name]
+            self._passed_over.add(name)
+        while self._waiting:
+            name, (session, until_ms) = next(iter(self._waiting.items()))
+            if not session.open_if_room(now_ms):
+                if now_ms < until_ms and self._have_room_made(session, sessions, now_ms):
+                    break
+                session.refuse_room(now_ms)
+            self._waiting.pop(name, None)
+            served.append(session)
+        return served
+
+    def freeze(self) -> tuple[object, ...]:
+        """The canonical value of this state."""
+        waiting = tuple((name, until_ms) for name, (_, until_ms) in self._waiting.items())
+        asked = tuple(sorted(self._asked.items()))
+        return (waiting, asked, tuple(sorted(self._passed_over)))
+
+    def _have_room_made(
+        self, opening: SessionControl, sessions: Iterable[SessionControl], now_ms: float
+    ) -> bool:
+        """Ask as many as it takes, the least recently used first.
+
+        Some may have to be opened, or to finish a turn, before they can be asked. False when
+        all together, once they have nothing to do, would not be enough.
+        """
+        if opening.room_of is not None:
+            sessions = [session for session in sessions if session.tenant == opening.room_of]
+        leaving = [session for session in sessions if session.leaving]
+        able = [
+            session
+            for session in sessions
+            if (session.parkable or session.opening)
+            and self._reaches(session.owner)
+            # What the store has just had no room for is not tried over and over.
+            and not session.kept_lately(now_ms)
+        ]
+        lacking = Counter(opening.shortage)
+        for session in leaving:
+            lacking.subtract(self._ledger.of(session.session))
+        most: Counter[str] = Counter()
+        for session in able:
+            most.update(self._ledger.of(session.session))
+        if any(size > most[device] for device, size in lacking.items() if size > 0):
+            return False
+        # First who was asked and has not answered yet, last who did not answer.
+        able.sort(
+            key=lambda s: (
+                s.session not in self._asked,
+                s.session in self._passed_over,
+                s.priority,
+                s.progress_ms,
+            )
+        )
+        for session in able:
+            held = self._ledger.of(session.session)
+            if not session.evictable or not any(lacking[device] > 0 for device in held):
+                continue
+            lacking.subtract(held)
+            if session.session not in self._asked:
+                self._passed_over.discard(session.session)
+                self._asked[session.session] = now_ms + self._limits.room_answer_ms
+                self._ask(session)
+        return True

@@ -1,0 +1,172 @@
+"""The turns that run on a worker: a task each, with its input and its room for output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from protocol.errors import ErrorInfo
+from protocol.payloads import Payload
+from protocol.schema import check_payload, schema_of
+from workers.control_events import (
+    Emitted,
+    Event,
+    FeedTurn,
+    InputTaken,
+    PaceTurn,
+    StartTurn,
+    TurnFinished,
+    TurnOutcome,
+)
+from workers.engine import Engine, EngineSession, Turn, TurnResult
+from workers.transfers import Transfers
+from workers.turns import TurnInputs
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Running:
+    task: asyncio.Task[TurnResult | ErrorInfo]
+    inputs: TurnInputs
+    room: asyncio.Event
+
+
+class RunningTurns:
+    """All turns of one worker's sessions. What comes of them is told to the control side.
+
+    `explain` says what a client is told of an exception.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        transfers: Transfers,
+        tasks: asyncio.TaskGroup,
+        *,
+        tell: Callable[[Event], None],
+        explain: Callable[[Exception], ErrorInfo],
+    ) -> None:
+        self._engine = engine
+        self._transfers = transfers
+        self._tasks = tasks
+        self._tell = tell
+        self._explain = explain
+        self._running: dict[tuple[str, int], _Running] = {}
+
+    def start(self, action: StartTurn, session: EngineSession) -> None:
+        """Have the engine run a turn."""
+        key = (action.session, action.turn)
+        inputs = TurnInputs(
+            self._transfers.receive,
+            self._transfers.release,
+            self._transfers.discard,
+            lambda size: self._tell(InputTaken(*key, size)),
+        )
+        self._transfers.begin(*key, action.readers, action.to_client)
+        for descriptor in action.inputs:
+            inputs.put(descriptor, counted=False)
+        if action.last:
+            inputs.end()
+
+        def emit(payload: Payload) -> None:
+            if (schema := schema_of(self._engine.produces, payload.type)) is not None:
+                check_payload(payload, schema)
+            # What an engine's thread hands over after its turn has ended is not wanted.
+            if (running := self._running.get(key)) is not None and running.inputs is inputs:
+                self._tell(Emitted(*key, payload))
+
+        room = asyncio.Event()
+        room.set()
+
+        async def wait_for_room() -> None:
+            # Of the many that wake together the first may have taken all the room again.
+            while not room.is_set() or not self._transfers.has_room(*key):
+                await room.wait()
+                await self._transfers.room(*key)
+
+        turn = Turn(
+            action.turn,
+            action.lane,
+            action.parameters,
+            inputs,
+            emit,
+            wait_for_room,
+            action.step,
+        )
+        task = self._tasks.create_task(self._run(session, action, turn))
+        self._running[key] = _Running(task, inputs, room)
+        # Also told when the task is cancelled before its first step.
+        task.add_done_callback(lambda done: self._finished(key, inputs, done))
+
+    def feed(self, action: FeedTurn) -> None:
+        """Give a turn more input."""
+        running = self._running.get((action.session, action.turn))
+        if running is None:
+            if action.payload is not None:
+                self._transfers.discard(action.payload)
+            return
+        if action.payload is not None:
+            running.inputs.put(action.payload, counted=True)
+        if action.last:
+            running.inputs.end()
+
+    def pace(self, action: PaceTurn) -> None:
+        """Have a turn wait for room, or go on."""
+        running = self._running.get((action.session, action.turn))
+        if running is None:
+            return
+        if action.wait:
+            running.room.clear()
+        else:
+            running.room.set()
+
+    def cancel(self, session: str, turn: int) -> None:
+        """Stop a turn, which is told once its engine has stopped."""
+        if (running := self._running.get((session, turn))) is not None:
+            running.task.cancel()
+
+    def cancel_all(self) -> None:
+        """Stop every turn."""
+        for running in self._running.values():
+            running.task.cancel()
+
+    def abandon(self, session: str, turn: int) -> None:
+        """Take no notice any more of a turn whose engine does not stop."""
+        if self._running.pop((session, turn), None) is not None:
+            _log.error("turn_abandoned", session=session, turn=turn)
+
+    async def _run(
+        self, session: EngineSession, action: StartTurn, turn: Turn
+    ) -> TurnResult | ErrorInfo:
+        structlog.contextvars.bind_contextvars(
+            session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
+        )
+        try:
+            return await session.run(turn)
+        except Exception as error:
+            return self._explain(error)
+
+    def _finished(
+        self,
+        key: tuple[str, int],
+        inputs: TurnInputs,
+        task: asyncio.Task[TurnResult | ErrorInfo],
+    ) -> None:
+        # An abandoned turn reads until here, and holds what it reads.
+        inputs.close()
+        running = self._running.get(key)
+        if running is None or running.task is not task:
+            return
+        del self._running[key]
+        if task.cancelled():
+            self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
+            return
+        result = task.result()
+        if isinstance(result, ErrorInfo):
+            self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
+        else:
+            self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))
