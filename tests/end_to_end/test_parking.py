@@ -49,6 +49,11 @@ def written(folder: Path, **parking: Any) -> Path:
     return path
 
 
+def serving(config: Path) -> Deployment:
+    """A deployment that finds the synthetic engine."""
+    return Deployment(config, environment={"PYTHONPATH": str(Path.cwd())})
+
+
 @asynccontextmanager
 async def attached(deployment: Deployment, session: dict[str, Any]) -> AsyncIterator[Stream]:
     """A connection to a session; who had it before has gone."""
@@ -79,7 +84,7 @@ def resident_bytes(pid: int) -> int:
 
 
 async def test_thirty_clients_in_turn_stay_within_a_budget_for_three(tmp_path: Path) -> None:
-    with Deployment(written(tmp_path, memory="4GiB")) as deployment:
+    with serving(written(tmp_path, memory="4GiB")) as deployment:
         pid = deployment.children()["world-0"]
         most = 0
         sessions: list[tuple[dict[str, Any], list[list[Payload]]]] = []
@@ -111,7 +116,7 @@ async def history(
 async def test_parking_gives_the_memory_of_a_state_back(tmp_path: Path, where: str) -> None:
     disk = tmp_path / "parked"
     parking = {"memory": 0, "disk": str(disk)} if where == "disk" else {"memory": "1GiB"}
-    with Deployment(written(tmp_path, **parking)) as deployment:
+    with serving(written(tmp_path, **parking)) as deployment:
         pid = deployment.children()["world-0"]
         async with requests(deployment.base_url) as http:
             session, inputs = await opened(http), []  # type: tuple[dict[str, Any], list[Any]]
@@ -130,7 +135,7 @@ async def test_parking_gives_the_memory_of_a_state_back(tmp_path: Path, where: s
 
 
 async def test_a_worker_that_is_killed_leaves_what_was_parked(tmp_path: Path) -> None:
-    with Deployment(written(tmp_path)) as deployment:
+    with serving(written(tmp_path)) as deployment:
         async with requests(deployment.base_url) as http:
             session, inputs = await opened(http), []  # type: tuple[dict[str, Any], list[Any]]
             async with attached(deployment, session) as connection:
@@ -146,7 +151,7 @@ async def test_a_worker_that_is_killed_leaves_what_was_parked(tmp_path: Path) ->
 def test_another_start_finds_nothing_of_the_last(tmp_path: Path) -> None:
     disk = tmp_path / "parked"
     config = written(tmp_path, memory=0, disk=str(disk))
-    with Deployment(config) as deployment:
+    with serving(config) as deployment:
         answer = httpx.post(f"{deployment.base_url}/v1/sessions", json={}, timeout=30)
         session = answer.json()["id"]
         address = f"{deployment.base_url}/v1/admin/sessions/{session}"
@@ -155,5 +160,5 @@ def test_another_start_finds_nothing_of_the_last(tmp_path: Path) -> None:
         assert any(path.stat().st_size >= STATE_BYTES for path in disk.iterdir())
         deployment.process.kill()
         deployment.process.wait()
-    with Deployment(config) as deployment:
+    with serving(config) as deployment:
         deployment.until(lambda: not any(path.name.endswith(".state") for path in disk.iterdir()))

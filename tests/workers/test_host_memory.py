@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.host_memory import host_memory_bytes, resident_bytes
+from workers.host_memory import host_memory_bytes
 
 ROOT = Path(__file__).parents[2]
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
