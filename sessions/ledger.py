@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protocol.device_bytes import HOST, DeviceBytes, binary_size
 from protocol.errors import CapacityExceeded
@@ -96,6 +96,12 @@ class Ledger:
         """The budget of a device that turned up with the engine, where none was given."""
         self._budgets.setdefault(device, budget)
         self._held.setdefault(device, _Held())
+
+    def raise_to(self, device: str, total_bytes: int) -> None:
+        """Let a budget be this much at least."""
+        budget = self._budgets[device]
+        if budget.total_bytes < total_bytes:
+            self._budgets[device] = replace(budget, total_bytes=total_bytes)
 
     def load(self, device: str, *, engine: int = 0, pool: int = 0, arena: int = 0) -> None:
         """What the worker holds of `device` now that its engine is loaded.

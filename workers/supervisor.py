@@ -173,6 +173,7 @@ def worker_specs(
             budget={HOST: share, **{d: int(size) for d, size in section.budget.items()}},
             head_room=section.head_room,
             tenant_share=section.tenant_share,
+            shares_memory=HOST not in section.budget,
             snapshots=list(snapshots),
         )
         for number, (stage, section) in enumerate(config.stages.items())

@@ -225,6 +225,10 @@ class Worker:
             if device == HOST:
                 engine = max(0, resident_bytes() - use.pool)
                 arena = self._transfers.arena_bytes
+                if self._spec.shares_memory:
+                    # The others may well need less than their share of a small machine.
+                    least = engine + use.pool + arena + self._spec.budget[HOST] // 2
+                    self._ledger.raise_to(HOST, least)
             try:
                 self._ledger.load(device, engine=engine, pool=use.pool, arena=arena)
             except CapacityExceeded as error:

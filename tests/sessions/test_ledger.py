@@ -79,6 +79,13 @@ def test_an_engine_that_leaves_nothing_of_the_budget_is_refused() -> None:
     assert refused.value.field == "budget.cpu"
 
 
+def test_a_budget_may_be_raised_and_is_never_lowered() -> None:
+    it = ledger(100, head_room=0.1)
+    it.raise_to(HOST, 150)
+    it.raise_to(HOST, 120)
+    assert (it.devices()[HOST].budget, it.devices()[HOST].head_room) == (150, 15)
+
+
 def test_sessions_have_the_pool_and_no_more() -> None:
     it = ledger()
     it.load(HOST, engine=50, pool=30)

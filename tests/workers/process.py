@@ -49,10 +49,11 @@ class WorkerProcess:
         options: dict[str, Any],
         engine: str = SYNTHETIC,
         budget: dict[str, int] | None = None,
+        **rest: Any,
     ) -> None:
         self.endpoint = f"ipc://{directory}/worker.sock"
         self.spec = WorkerSpec(
-            "think-0", "think", engine, self.endpoint, "test", options, budget=budget or {}
+            "think-0", "think", engine, self.endpoint, "test", options, budget=budget or {}, **rest
         )
 
     def __enter__(self) -> WorkerProcess:

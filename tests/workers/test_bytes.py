@@ -74,3 +74,12 @@ async def test_an_engine_that_the_budget_has_no_room_for_is_not_started(director
         assert started.error.startswith("stages.think.budget.cpu: the engine takes ")
         status, _ = await worker.ended()
         assert status == ExitStatus.CONFIG
+
+
+async def test_a_share_that_nobody_named_grows_with_the_engine(directory: Path) -> None:
+    budget = {HOST: 80 * MIB}
+    with WorkerProcess(directory, {}, ENGINE, budget, shares_memory=True) as worker:
+        gateway = await Gateway(worker.endpoint).linked()
+        _, account = await held(gateway)
+        gateway.link.close()
+        assert account.budget == account.engine + account.arena + 40 * MIB
