@@ -14,10 +14,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `sessions` is how many its config allows at once. `budget` is what it may reserve of each
     device, in bytes, of which sessions leave the share `head_room`, and those of one tenant
-    have `tenant_share` of what sessions can have. With `shares_memory` its "cpu" is
-    a share of the machine that nobody has named, and grows with a model that needs more.
-    `snapshots` is where sessions are parked,
-    the first place that has room; nowhere: they are not.
+    have `tenant_share` of what sessions can have. With `shares_memory` its "cpu" is a share
+    of the machine that nobody has named, and grows with a model that needs more. `snapshots`
+    is where sessions are parked, the first place that has room; nowhere: they are not.
     """
 
     name: str
