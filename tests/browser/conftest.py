@@ -110,7 +110,9 @@ def open_page(playwright: Playwright, usual_browser: Browser) -> Iterator[OpenPa
         dark: bool = False,
         media: tuple[str, ...] = MICROPHONE_ALLOWED,
         arguments: tuple[str, ...] = (),
+        said: tuple[str, ...] = (),
     ) -> Page:
+        usual.extend(said)
         extra = (*media, *arguments)
         if microphone is not None:
             extra += (f"--use-file-for-fake-audio-capture={microphone}%noloop",)
@@ -134,18 +136,19 @@ def open_page(playwright: Playwright, usual_browser: Browser) -> Iterator[OpenPa
         return page
 
     problems: list[str] = []
+    # What the browser says by itself of refused sockets and pages that are not secure, and
+    # what a test says that it may.
+    usual = [
+        "WebSocket connection to",
+        "the server responded with a status of 401",
+        "net::ERR_CONNECTION_REFUSED",
+        "Cross-Origin-Opener-Policy header has been ignored",
+    ]
     try:
         yield start
     finally:
         for thing in reversed(opened):
             thing.close()
-    # What the browser says by itself of refused sockets and pages that are not secure.
-    usual = (
-        "WebSocket connection to",
-        "the server responded with a status of 401",
-        "net::ERR_CONNECTION_REFUSED",
-        "Cross-Origin-Opener-Policy header has been ignored",
-    )
     unexpected = [words for words in problems if not any(part in words for part in usual)]
     assert unexpected == []
 
