@@ -12,9 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import structlog
+
 from protocol.errors import SessionStateLost
 from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession
 from workers.snapshots import SnapshotStore, Taken
+
+_log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
@@ -29,7 +33,7 @@ class Parking:
         self._stage = stage
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parking")
         # What an earlier deployment left, or a worker that was killed, is in nobody's way.
-        self._thread.submit(store.sweep, time.time())
+        self._aside(lambda: store.sweep(time.time()))
 
     async def park(
         self,
@@ -61,7 +65,7 @@ class Parking:
                 undo=lambda _: store.remove(session, self._stage),
             )
         except BaseException:
-            self._thread.submit(store.abandon, draft)
+            self._aside(lambda: store.abandon(draft))
             raise
 
     async def restore(
@@ -90,7 +94,7 @@ class Parking:
 
     def forget(self, session: str) -> None:
         """Remove what is parked of `session`, if anything is."""
-        self._thread.submit(self._store.remove, session, self._stage)
+        self._aside(lambda: self._store.remove(session, self._stage))
 
     async def settled(self) -> None:
         """Wait for what was to be written or removed."""
@@ -109,5 +113,16 @@ class Parking:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not future.cancelled():
-                self._thread.submit(lambda: undo(future.result()))
+                self._aside(lambda: future.exception() or undo(future.result()))
             raise
+
+    def _aside(self, work: Callable[[], object]) -> None:
+        """Have something done for which nobody waits; what goes wrong is for the log."""
+
+        def do() -> None:
+            try:
+                work()
+            except Exception:
+                _log.exception("parking_failed", stage=self._stage)
+
+        self._thread.submit(do)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from loadtest.synthetic_step import StepOptions, SyntheticStep
 from protocol.errors import SessionStateLost
@@ -100,3 +101,16 @@ async def test_what_cannot_be_restored_is_forgotten(bench: Bench) -> None:
 async def test_a_park_that_is_asked_for_again_takes_the_place_of_the_first(bench: Bench) -> None:
     await asyncio.gather(bench.park(), bench.park())
     assert await bench.settled() == (1, 0)
+
+
+async def test_what_cannot_be_removed_is_in_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(session: str, stage: str) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(bench.store, "remove", refuse)
+    with capture_logs() as logs:
+        bench.parking.forget("s")
+        await bench.parking.settled()
+    assert [entry["event"] for entry in logs] == ["parking_failed"]
