@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
@@ -113,7 +113,7 @@ class Parking:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not future.cancelled():
-                self._aside(lambda: future.exception() or undo(future.result()))
+                self._aside(lambda: _undo(future, undo))
             raise
 
     def _aside(self, work: Callable[[], object]) -> None:
@@ -126,3 +126,8 @@ class Parking:
                 _log.exception("parking_failed", stage=self._stage)
 
         self._thread.submit(do)
+
+
+def _undo(done: Future[Result], undo: Callable[[Result], None]) -> None:
+    if done.exception() is None:
+        undo(done.result())

@@ -38,9 +38,6 @@ class Rooms:
         """Until when those that were asked are waited for."""
         self._passed_over: set[str] = set()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     @property
     def deadline_ms(self) -> float | None:
         """When the first of those that wait is refused, or of those that were asked passed

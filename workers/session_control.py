@@ -299,7 +299,8 @@ class SessionControl:
         self.progress_ms = now_ms
         opening = self.state is SessionState.OPENING
         parking, self.parking = self.parking, False
-        self._stored = self._stored and parking and event.error is None
+        # After a park that succeeded, and after a restore that failed.
+        self._stored = self._stored and parking == (event.error is None)
         if parking:
             self._kept_ms = None if event.error is None else now_ms
         result = event.result

@@ -461,3 +461,13 @@ def test_what_is_parked_outlives_a_link() -> None:
     assert ForgetParked("a") not in worker.bench.actions
     worker.bench.command(Open(fence("a"), "back", restore=True))
     assert opened(worker.bench.actions)[-1] == "a"
+
+
+def test_a_session_that_is_closed_while_it_comes_back_in_vain_leaves_nothing_in_the_store() -> None:
+    worker = Worker()
+    control = worker.bench.control
+    control.handle(CommandReceived("g1", Open(fence("a"), "back", restore=True)), 0.0)
+    worker.bench.command(Close(fence("a"), "close", "client"))
+    full = CapacityExceeded("every slot is in use").info()
+    actions = worker.bench.tell(OperationDone("a", full))
+    assert actions == [FreeSession("a"), ForgetParked("a")]
