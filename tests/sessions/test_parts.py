@@ -14,6 +14,7 @@ from sessions.clauses import CLAUSE_WORDS, FIRST_CLAUSE_WORDS, Clauses
 from sessions.deadlines import Deadlines
 from sessions.duplex.playback import Playback
 from sessions.duplex.settings import merge
+from sessions.forecast import Holder
 from sessions.lanes import DEFAULT_LANE, Lanes
 from tests.sessions.harness import voice_pipeline
 
@@ -104,27 +105,41 @@ def test_deadlines_come_due_as_a_plain_map_says(calls: list[tuple[str, int | Non
 def test_admission_counts_until_given_back() -> None:
     admission = Admission()
     pipeline = voice_pipeline(sessions=2)
-    admission.take(pipeline, "one")
-    admission.take(pipeline, "one")
+    admission.take(pipeline, "one", "a", 0.0)
+    admission.take(pipeline, "one", "b", 0.0)
     with pytest.raises(CapacityExceeded):
-        admission.take(pipeline, "two")
-    admission.give_back(pipeline, "one")
-    admission.take(pipeline, "two")
-    assert admission.full(pipeline, "one")
+        admission.take(pipeline, "two", "c", 0.0)
+    admission.give_back("voice", "a", 5.0, opened=True)
+    admission.take(pipeline, "two", "c", 5.0)
+    assert admission.lacking(pipeline, "one") == (
+        "pipeline voice serves 2 sessions and all are taken"
+    )
+    assert admission.holders(7.0, pipeline="voice") == [Holder("voice", 7.0), Holder("voice", 2.0)]
+    assert admission.holders(7.0, tenant="two", stage="think") == [Holder("voice", 2.0)]
+    assert admission.holders(7.0, stage="other") == []
+
+
+def test_admission_learns_how_long_sessions_last_that_were_opened() -> None:
+    admission = Admission()
+    pipeline = voice_pipeline(sessions=2)
+    for session, opened in (("a", True), ("b", False)):
+        admission.take(pipeline, "one", session, 10.0)
+        admission.give_back("voice", session, 40.0, opened=opened)
+    assert admission.forecast.freeze() == (("voice", (30.0,)),)
 
 
 def test_a_tenant_gets_no_more_places_than_one_may_have() -> None:
     admission = Admission()
     pipeline = voice_pipeline(sessions=3, sessions_per_tenant=2)
-    admission.take(pipeline, "one")
-    admission.take(pipeline, "one")
-    assert admission.full(pipeline, "one")
-    assert not admission.full(pipeline, "two")
+    admission.take(pipeline, "one", "a", 0.0)
+    admission.take(pipeline, "one", "b", 0.0)
+    assert admission.tenant_full(pipeline, "one")
+    assert admission.lacking(pipeline, "two") is None
     with pytest.raises(CapacityExceeded, match="serves 2 sessions of one tenant"):
-        admission.take(pipeline, "one")
-    admission.take(pipeline, "two")
-    admission.give_back(pipeline, "one")
-    admission.take(pipeline, "one")
+        admission.take(pipeline, "one", "c", 0.0)
+    admission.take(pipeline, "two", "c", 0.0)
+    admission.give_back("voice", "a", 1.0, opened=True)
+    admission.take(pipeline, "one", "d", 1.0)
     assert admission.held("voice") == 3
 
 
