@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.compute_use import ComputeUse
 from protocol.connectors import Descriptor
 from protocol.device_bytes import DeviceBytes
 from protocol.edges import OutputEdge
@@ -302,6 +303,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     resident_bytes: int = 0
     ready: bool = True
     devices: dict[str, DeviceBytes] = {}
+    compute: ComputeUse | None = None
 
 
 Report = Answer | ReceivedThrough | StageEvent | RoomWanted | Output | TurnEnded | WorkerStatus

@@ -39,6 +39,7 @@ from protocol.messages import (
     Update,
     WorkerStatus,
 )
+from sessions.compute import Compute
 from sessions.deadlines import Deadlines
 from sessions.ledger import Ledger
 from workers.control_events import (
@@ -46,6 +47,7 @@ from workers.control_events import (
     Announce,
     AttachArena,
     CommandReceived,
+    ComputeMeasured,
     ControlLimits,
     DiscardPayload,
     Emitted,
@@ -83,10 +85,12 @@ class Control:
         limits: ControlLimits | None = None,
         ledger: Ledger | None = None,
         declare: Declare = lambda settings: {},
+        compute: Compute | None = None,
     ) -> None:
         self._limits = limits or ControlLimits()
         self._ledger = ledger or Ledger()
         self._declare = declare
+        self._compute = compute or Compute()
         self._ready = False
         self._stopping = False
         self._sessions: dict[str, SessionControl] = {}
@@ -146,6 +150,7 @@ class Control:
             resident_bytes,
             self.ready,
             self._ledger.devices(),
+            self._compute.use(),
         )
 
     @property
@@ -182,6 +187,8 @@ class Control:
                 self._tick(now_ms)
             case SessionMeasured():
                 self._ledger.measure(event.session, event.measured)
+            case ComputeMeasured(sample=sample):
+                self._compute.sampled(sample, now_ms)
             case ShuttingDown():
                 self._stopping = True
                 # Before anybody is told that a session is lost here, and looks for a place.
@@ -245,6 +252,7 @@ class Control:
             case InputTaken():
                 session.turns.input_taken(event)
             case TurnFinished():
+                self._compute.turn_ended()
                 session.turns.turn_finished(event, now_ms)
             case TurnCommitted():
                 session.turns.turn_committed(event, now_ms)
@@ -313,12 +321,12 @@ class Control:
             case Open() if self._stopping:
                 self._refuse(gateway, command, CapacityExceeded("this worker is stopping"))
             case Open() if not self._ready:
-                error = CapacityExceeded(
-                    "this worker is still loading its model", code="not_ready", retry_after_ms=1000
-                )
+                error = CapacityExceeded("this worker is still loading its model", code="not_ready")
                 self._refuse(gateway, command, error)
             case Open() if len(self._sessions) >= self._limits.sessions:
                 self._refuse(gateway, command, CapacityExceeded("this worker is full"))
+            case Open(restore=False) if (reason := self._compute.refusal()) is not None:
+                self._refuse(gateway, command, CapacityExceeded(reason))
             case Open():
                 self._open(command, now_ms)
             case Close():
@@ -347,6 +355,7 @@ class Control:
         )
         session.turns.crowded = fence.owner in self._crowded
         self._sessions[fence.session] = session
+        self._compute.sessions(len(self._sessions), now_ms)
         session.command(command, now_ms)
         self._note(session, now_ms)
 
@@ -395,8 +404,11 @@ class Control:
         if owned:
             self._gone_ms[gateway] = now_ms
         for session in owned:
-            # Nobody is there to take what these turns would still make.
+            # Nobody is there to take what these turns would still make, or needs the room that
+            # others would be asked to make.
             session.turns.cancel_all(now_ms)
+            if session.shortage is not None:
+                session.close(None, now_ms)
             self._note(session, now_ms)
 
     def _link_crowded(self, gateway: str, crowded: bool) -> None:
@@ -437,6 +449,7 @@ class Control:
         name = session.session
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
+            self._compute.sessions(len(self._sessions), now_ms)
             if session.parked:
                 self._parked[name] = session.owner
                 if len(self._parked) > self._limits.remembered_fences:

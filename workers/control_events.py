@@ -14,6 +14,7 @@ from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
 from protocol.messages import Command, Report
 from protocol.payloads import Payload
+from sessions.compute import ComputeSample
 from workers.retention import RetentionLimits
 
 
@@ -116,6 +117,12 @@ class SessionMeasured(msgspec.Struct, frozen=True):
     measured: dict[str, int]
 
 
+class ComputeMeasured(msgspec.Struct, frozen=True):
+    """So much processor time has been used."""
+
+    sample: ComputeSample
+
+
 class InputFailed(msgspec.Struct, frozen=True):
     """The engine could not apply this piece of stream input."""
 
@@ -206,6 +213,7 @@ Event = (
     | EngineReady
     | OperationDone
     | SessionMeasured
+    | ComputeMeasured
     | InputFailed
     | InputTaken
     | Emitted

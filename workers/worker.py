@@ -41,9 +41,12 @@ from protocol.messages import (
     Report,
     TurnEnded,
     Update,
+    WorkerStatus,
 )
 from protocol.worker_endpoint import WorkerEndpoint
+from sessions.compute import Compute
 from sessions.ledger import Budget, Ledger
+from workers import processor_time
 from workers.control import Control
 from workers.control_events import (
     AbandonTurn,
@@ -54,6 +57,7 @@ from workers.control_events import (
     CancelTurn,
     CommandReceived,
     CommitTurn,
+    ComputeMeasured,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
@@ -96,6 +100,8 @@ from workers.transfers import Transfers
 _log = structlog.get_logger(__name__)
 
 _STOP_S = 3.0
+_SAMPLE_MS = 500.0
+"""Processor time is counted by the system in steps of 10 ms: too soon says too little."""
 
 
 class Worker:
@@ -119,7 +125,9 @@ class Worker:
             limits or ControlLimits.serving(spec.sessions, owner_gone_ms=0.0),
             self._ledger,
             self._declare,
+            Compute(spec.head_room),
         )
+        self._sampled_ms = 0.0
         self._sessions: dict[str, EngineSession] = {}
         self._parking: Parking | None = None
         self._moving: dict[str, asyncio.Task[OperationDone]] = {}
@@ -148,7 +156,7 @@ class Worker:
             on_gateway_up=self._on_gateway_up,
             on_gateway_down=self._on_gateway_down,
             on_turn_end=lambda: self._tell(Settle()),
-            status=lambda: self._control.status(self._spec.stage, resident_bytes()),
+            status=self._status,
             on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
         )
@@ -208,6 +216,14 @@ class Worker:
         self._tell(EngineReady())
         _log.info("ready")
         on_ready()
+
+    def _status(self) -> WorkerStatus:
+        """What is told with a heartbeat, and when a session was taken in or let go."""
+        now_ms = self._now_ms()
+        if now_ms >= self._sampled_ms + _SAMPLE_MS:
+            self._sampled_ms = now_ms
+            self._tell(ComputeMeasured(processor_time.sample(self._spec.cores)))
+        return self._control.status(self._spec.stage, resident_bytes())
 
     def _budget(self, total_bytes: int) -> Budget:
         return Budget(total_bytes, self._spec.head_room, self._spec.tenant_share)
