@@ -27,6 +27,7 @@ class AdminApi:
             Route("/v1/admin/sessions/{session}", self.close_session, methods=["DELETE"]),
             Route("/v1/admin/sessions/{session}/park", self.park_session, methods=["POST"]),
             Route("/v1/admin/sessions/{session}/restore", self.restore_session, methods=["POST"]),
+            Route("/v1/admin/waiting", self.list_waiting, methods=["GET"]),
             Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
         ]
 
@@ -60,6 +61,11 @@ class AdminApi:
         session = request.path_params["session"]
         stages = self._host.restore_session(session)
         return JSONResponse({"id": session, "restored": stages}, status_code=202)
+
+    async def list_waiting(self, request: Request) -> Response:
+        """`GET /v1/admin/waiting`: the opens that wait for a place."""
+        self._access.check_admin(request.scope)
+        return JSONResponse({"waiting": [asdict(entry) for entry in self._host.waiting()]})
 
     async def list_workers(self, request: Request) -> Response:
         """`GET /v1/admin/workers`."""

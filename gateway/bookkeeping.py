@@ -29,9 +29,9 @@ class Bookkeeping:
 
     # Sessions
 
-    def opened(self, session: Session) -> None:
-        """A client was told that its session is open."""
-        self._metrics.session_opened(session.pipeline.name)
+    def opened(self, session: Session, after_ms: float) -> None:
+        """A client was told that its session is open, so long after it asked for one."""
+        self._metrics.session_opened(session.pipeline.name, after_ms / 1000)
 
     def attached(self, session: Session, role: Role) -> None:
         """A client came to a session that was open."""
@@ -70,6 +70,10 @@ class Bookkeeping:
             prefill_tokens=turn.prefill_tokens,
             timelines=turn.timelines,
         )
+
+    def evicted(self, hosted: Hosted) -> None:
+        """A session that nobody is at ends, to make room for another."""
+        _log.info("session_evicted", session=hosted.id)
 
     def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
         """A session entered a state, or was let go."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import structlog
 
 from gateway.hosting import OnOutput
-from protocol.errors import AntiphonError, ErrorInfo
+from protocol.errors import AntiphonError, ErrorInfo, raised
 from sessions.actions import (
     AttachRefused,
     ClientBlocked,
@@ -32,7 +32,9 @@ _log = structlog.get_logger(__name__)
 class Clients:
     """Listeners and waiting calls of one session; `opened_at_ms` is monotonic."""
 
-    def __init__(self, session: Session, opened: asyncio.Future[None], opened_at_ms: float) -> None:
+    def __init__(
+        self, session: Session, opened: asyncio.Future[Clients], opened_at_ms: float
+    ) -> None:
         self.session = session
         self.opened = opened
         self.opened_at_ms = opened_at_ms
@@ -68,7 +70,7 @@ class Clients:
             return
         if isinstance(output, SessionCreated) and not self.opened.done():
             self.announced = True
-            self.opened.set_result(None)
+            self.opened.set_result(self)
         if isinstance(output, Answered):
             for answer in self.answers.pop(output.command, []):
                 if not answer.done():
@@ -178,12 +180,3 @@ class HostedAttachment:
     def close(self, reason: str) -> None:
         """Close the session, if this client has control; clean-up goes on after the call."""
         self._host.handle(self._session, CloseRequested(CloseReason(reason), self._name))
-
-
-def raised(info: ErrorInfo) -> AntiphonError:
-    """An error that came as a value, to be raised."""
-    error = AntiphonError(
-        info.message, field=info.field, code=info.code, retry_after_ms=info.retry_after_ms
-    )
-    error.kind = info.kind
-    return error

@@ -12,33 +12,42 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.bookkeeping import Bookkeeping
-from gateway.clients import Clients, HostedAttachment, raised
+from gateway.clients import Clients, HostedAttachment
 from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
     OnOutput,
+    OnPosition,
     PipelineHealth,
     SessionDescription,
     SessionSummary,
+    WaitingSummary,
     WorkerSummary,
 )
 from gateway.metrics import GatewayMetrics
-from gateway.overview import session_summary, stage_health, worker_summary
+from gateway.overview import session_summary, stage_health, waiting_summary, worker_summary
 from gateway.placement import Placement, Replica
 from gateway.pools import Pools
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.deadline_timer import DeadlineTimer
-from protocol.errors import AntiphonError, CapacityExceeded, NotFound, SessionBusy, SessionStateLost
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    InvalidRequest,
+    NotFound,
+    SessionBusy,
+    SessionStateLost,
+)
 from protocol.messages import Report, WorkerStatus
 from sessions.actions import (
     AttachRequested,
     ClientSaid,
     CloseRequested,
     Event,
-    OpenRequested,
     ParkRequested,
     RestoreRequested,
     StageCrowded,
@@ -47,6 +56,7 @@ from sessions.actions import (
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason
+from sessions.openings import Opening
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
@@ -77,7 +87,6 @@ class GatewayHost:
     ) -> None:
         self.pipelines = pipelines
         self.incarnation = new_id("gateway")
-        self.draining = False
         self._aliases = aliases
         self._required = required
         self._books = Bookkeeping(metrics)
@@ -92,6 +101,9 @@ class GatewayHost:
         self._placement = Placement()
         self._hosted = HostedSessions(self._placement, self._transfers, self._books)
         metrics.watch_edges(self._transfers.traffic)
+        metrics.watch_waiting(
+            lambda: {name: len(self._hosted.openings.waiting(name)) for name in pipelines}
+        )
         self._changed = asyncio.Event()
         self._pools = Pools(
             self.incarnation,
@@ -106,6 +118,11 @@ class GatewayHost:
         )
         for name, stage, endpoint in workers:
             self._books.watch(self._pools.add(name, stage, endpoint))
+
+    @property
+    def draining(self) -> bool:
+        """Whether this gateway takes no more sessions."""
+        return self._hosted.openings.over is not None
 
     @property
     def holds_lease(self) -> bool:
@@ -138,48 +155,96 @@ class GatewayHost:
         tenant: str,
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
+        priority: int | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
+        on_position: OnPosition | None = None,
     ) -> HostedAttachment:
-        """Open a session. Raises AntiphonError, and then holds nothing.
+        """Open a session, once there is room for it. Raises AntiphonError, and then holds nothing.
 
-        Cancelled at any point it closes what it had opened.
+        Cancelled at any point it closes what it had opened, and waits no more.
         """
-        spec = self.pipelines[pipeline]
+        spec = self._prioritised(self.pipelines[pipeline], priority)
         bounds = chosen(spec.limits, limits or {})
         name = new_id("att") if on_output is not None else None
-        if self._hosted.admission.full(spec, tenant):
-            # What cannot be opened ends nobody's session.
-            self._session(spec, tenant, name, secret, bounds, settings_patch)
-            await self._make_room(spec, tenant)
-        if self.draining:
-            raise CapacityExceeded("this gateway is draining", code="draining")
-        session = self._session(spec, tenant, name, secret, bounds, settings_patch)
-        identity = session.identity
-        wires = SessionWires(session.fence, spec, self._transfers)
-        clients = Clients(session, self._loop.create_future(), self._now_ms())
+        opened: asyncio.Future[Clients] = self._loop.create_future()
+
+        def new_session() -> Session:
+            return self._session(spec, tenant, name, secret, bounds, settings_patch)
+
+        def begin() -> None:
+            self._begin(new_session(), opening, opened, name, on_output)
+
+        def refused(error: AntiphonError) -> None:
+            if not opened.done():
+                opened.set_exception(error)
+
+        opening = Opening(
+            spec,
+            tenant,
+            spec.priority or 0,
+            begin,
+            on_position or (lambda position: None),
+            refused,
+        )
+        if self._hosted.admission.lacking(spec, tenant) is not None:
+            # What cannot be opened ends nobody's session, and does not wait to be told so.
+            new_session()
+        self._hosted.open(opening, self._now_ms())
+        self._arm()
+        try:
+            clients = await opened
+        except asyncio.CancelledError:
+            self._hosted.withdraw(opening, self._now_ms())
+            self._arm()
+            if opened.done() and not opened.cancelled() and opened.exception() is None:
+                session = opened.result().session.identity.session
+                self.handle(session, CloseRequested(CloseReason.CLIENT))
+            raise
+        return self._attachment(clients, name or "")
+
+    @staticmethod
+    def _prioritised(pipeline: Pipeline, priority: int | None) -> Pipeline:
+        """The pipeline as a client has it that asks for this priority. Raises InvalidRequest."""
+        if priority is None:
+            return pipeline
+        if pipeline.priority is None or priority > pipeline.priority:
+            most = "none may be chosen" if pipeline.priority is None else f"{pipeline.priority}"
+            raise InvalidRequest(
+                f"the priority is at most that of the pipeline: {most}", field="priority"
+            )
+        return replace(pipeline, priority=priority)
+
+    def _begin(
+        self,
+        session: Session,
+        opening: Opening,
+        opened: asyncio.Future[Clients],
+        controller: str | None,
+        on_output: OnOutput | None,
+    ) -> None:
+        """Host a session that is to be opened. Raises CapacityExceeded."""
+        wires = SessionWires(session.fence, session.pipeline, self._transfers)
+        clients = Clients(session, opened, self._now_ms())
 
         def told(action: ToClient) -> None:
             announced = clients.announced
             clients.tell(action)
             if clients.announced and not announced:
-                self._books.opened(session)
+                self._books.opened(session, self._now_ms() - opening.since_ms)
 
         def released(reason: CloseReason) -> None:
             self._released(clients, reason)
 
-        hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released)
-        self._hosted.admit(hosted)
-        self._clients[identity.session] = clients
-        if name is not None and on_output is not None:
-            clients.listeners[name] = on_output
-        self.handle(identity.session, OpenRequested())
+        hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released, opening)
+        self._clients[session.identity.session] = clients
+        if controller is not None and on_output is not None:
+            clients.listeners[controller] = on_output
         try:
-            await clients.opened
-        except asyncio.CancelledError:
-            self.handle(identity.session, CloseRequested(CloseReason.CLIENT))
+            self._hosted.admit(hosted, self._now_ms())
+        except CapacityExceeded:
+            del self._clients[session.identity.session]
             raise
-        return self._attachment(clients, name or "")
 
     def _session(
         self,
@@ -267,19 +332,6 @@ class GatewayHost:
 
         return HostedAttachment(self, clients.session.identity.session, name, forget)
 
-    async def _make_room(self, pipeline: Pipeline, tenant: str) -> None:
-        """While the pipeline is full, end the session that was left alone the longest.
-
-        Returns with a place free, or with no session that may go. Nothing is held meanwhile.
-        """
-        while self._hosted.admission.full(pipeline, tenant):
-            victim = self._hosted.least_needed(pipeline, tenant)
-            if victim is None:
-                return
-            clients = self._clients[victim.id]
-            self.handle(victim.id, CloseRequested(CloseReason.EVICTED))
-            await clients.released.wait()
-
     def _find(self, session: str, tenant: str | None) -> Clients:
         """A session; for its tenant one that is open. Raises NotFound, with the same words for
         one that is not there and for another tenant's."""
@@ -340,7 +392,7 @@ class GatewayHost:
 
     def drain(self) -> None:
         """Take no more sessions and close all."""
-        self.draining = True
+        self._hosted.openings.close(CapacityExceeded("this gateway is draining", code="draining"))
         for hosted in self._hosted.all():
             self.handle(hosted.id, CloseRequested(CloseReason.DRAINED))
 
@@ -385,8 +437,6 @@ class GatewayHost:
         self._changed.set()
         if clients.announced:
             self._remember_end(clients.session.identity)
-        elif not clients.opened.done():
-            clients.opened.set_exception(_refusal(clients.session, reason))
         self._books.released(clients.session, reason, opened=clients.announced)
 
     def _remember_end(self, identity: Identity) -> None:
@@ -426,8 +476,10 @@ class GatewayHost:
         for session in list(replica.sessions):
             self.handle(session, StageCrowded(replica.stage, replica.crowded))
 
-    def _on_change(self) -> None:
+    def _on_change(self, replica: Replica) -> None:
         self._changed.set()
+        self._hosted.room(replica.stage, self._now_ms())
+        self._arm()
         self._books.workers_changed(self._placement.all())
 
     # What operators see
@@ -455,15 +507,16 @@ class GatewayHost:
         now_ms = self._now_ms()
         return [self._summary(clients, now_ms) for clients in self._clients.values()]
 
+    def waiting(self) -> list[WaitingSummary]:
+        """All opens that are not sessions yet, by pipeline, in their order."""
+        now_ms = self._now_ms()
+        return [
+            waiting_summary(opening, position, now_ms)
+            for name in self.pipelines
+            for position, opening in enumerate(self._hosted.openings.waiting(name), 1)
+        ]
+
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names."""
         now_ms = self._now_ms()
         return [worker_summary(replica, now_ms) for replica in self._placement.all()]
-
-
-def _refusal(session: Session, reason: CloseReason) -> AntiphonError:
-    """Why a session could not be opened, as the error that `open` raises."""
-    info = session.error
-    if info is None:
-        return CapacityExceeded(f"the session was closed while it opened: {reason.value}")
-    return raised(info)

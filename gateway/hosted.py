@@ -16,7 +16,7 @@ from typing import Protocol
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, CapacityExceeded
+from protocol.errors import AntiphonError, CapacityExceeded, raised
 from protocol.messages import Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
     AskDirectory,
@@ -28,6 +28,7 @@ from sessions.actions import (
     Event,
     ForgetParked,
     HoldClient,
+    OpenRequested,
     Released,
     Reported,
     StageBound,
@@ -45,6 +46,7 @@ from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory, Remove, Request
 from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
+from sessions.openings import Opening, Openings
 from sessions.pipeline import Pipeline
 from sessions.session import Session
 
@@ -63,6 +65,7 @@ class Hosted:
     on_refused: Callable[[AttachRefused], None]
     on_hold: Callable[[bool], None]
     on_released: Callable[[CloseReason], None]
+    opening: Opening
     told: int = 0
     """The number of the last output; 0 before the session was announced."""
 
@@ -70,6 +73,15 @@ class Hosted:
     def id(self) -> str:
         """The session's id."""
         return self.session.identity.session
+
+    def refusal(self, reason: CloseReason) -> AntiphonError:
+        """Why it could not be opened, if it could not."""
+        if (info := self.session.error) is not None:
+            return raised(info)
+        why = f"the session was closed while it opened: {reason.value}"
+        if reason is CloseReason.DRAINED:
+            return CapacityExceeded(why, code="draining")
+        return AntiphonError(why)
 
 
 class Observer(Protocol):
@@ -84,6 +96,9 @@ class Observer(Protocol):
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
 
+    def evicted(self, hosted: Hosted) -> None:
+        """A session that nobody is at ends, to make room for another."""
+
     def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
         """A session entered a state; None for before its begin and after its end."""
 
@@ -93,6 +108,7 @@ class HostedSessions:
 
     def __init__(self, placement: Placement, transfers: Transfers, observer: Observer) -> None:
         self.admission = Admission()
+        self.openings = Openings(self.admission, self._evict)
         self.directory = MemoryDirectory()
         self.deadlines = Deadlines()
         self._placement = placement
@@ -100,6 +116,11 @@ class HostedSessions:
         self._observer = observer
         self._hosted: dict[str, Hosted] = {}
         self._states: dict[str, State] = {}
+        self._stirred = False
+        """Whether those that wait for a place may have one now."""
+        self._opens_timed = False
+        """Whether an open waits for a time."""
+        self._now_ms = 0.0
 
     def __len__(self) -> int:
         return len(self._hosted)
@@ -115,13 +136,39 @@ class HostedSessions:
         """The session of that id, while it holds anything."""
         return self._hosted.get(session)
 
-    def admit(self, hosted: Hosted) -> None:
-        """Host a session, which gives its place back by itself, however it ends.
+    def open(self, opening: Opening, now_ms: float) -> None:
+        """Have a session opened; `opening.begin` is to call `admit`. Its `on_refused` is told
+        when that is refused, now or later."""
+        self._now_ms = now_ms
+        self.openings.ask(opening, now_ms)
+        self._arm_openings()
+
+    def withdraw(self, opening: Opening, now_ms: float) -> None:
+        """Nobody waits for this open any more; what was opened for it is closed."""
+        self._now_ms = now_ms
+        for hosted in self.all():
+            if hosted.opening is opening and not hosted.told:
+                self.handle(hosted.id, CloseRequested(CloseReason.CLIENT), now_ms)
+        self.openings.withdraw(opening, now_ms)
+        self._arm_openings()
+
+    def admit(self, hosted: Hosted, now_ms: float) -> None:
+        """Host a session and open it. It gives its place back by itself, however it ends.
 
         Raises CapacityExceeded when there is no place for it, and then holds nothing of it.
         """
-        self.admission.take(hosted.session.pipeline, hosted.session.identity.tenant)
+        identity = hosted.session.identity
+        self.admission.take(hosted.session.pipeline, identity.tenant, hosted.id, now_ms)
         self._hosted[hosted.id] = hosted
+        self.handle(hosted.id, OpenRequested(), now_ms)
+
+    def _evict(self, pipeline: Pipeline, tenant: str) -> bool:
+        """End the session that was left alone the longest; whether there is one."""
+        victim = self.least_needed(pipeline, tenant)
+        if victim is not None:
+            self._observer.evicted(victim)
+            self.handle(victim.id, CloseRequested(CloseReason.EVICTED), self._now_ms)
+        return victim is not None
 
     def least_needed(self, pipeline: Pipeline, tenant: str) -> Hosted | None:
         """The session that may end to make room for one of `tenant`.
@@ -165,6 +212,7 @@ class HostedSessions:
         hosted = self._hosted.get(session)
         if hosted is None:
             return
+        self._now_ms = now_ms
         try:
             handled = self._carry_out(hosted, event, now_ms)
         except Exception as error:
@@ -176,11 +224,35 @@ class HostedSessions:
         self._count_state(hosted)
         if session in self._hosted:
             self.deadlines.set(session, hosted.session.deadline())
+        self._serve()
+
+    def _serve(self) -> None:
+        """Let in who waits, if that may be possible now."""
+        if self._stirred:
+            self._stirred = False
+            if len(self.openings):
+                self.openings.serve(self._now_ms)
+        if len(self.openings) or self._opens_timed:
+            self._arm_openings()
+
+    def _arm_openings(self) -> None:
+        deadline_ms = self.openings.deadline_ms
+        self._opens_timed = deadline_ms is not None
+        self.deadlines.set(_OPENINGS, deadline_ms)
+
+    def _room_on(self, stage: str) -> None:
+        self.openings.room_on(stage)
+        self._stirred = True
 
     def tick(self, now_ms: float) -> None:
         """Tell the sessions whose deadline has come."""
-        for session in self.deadlines.due(now_ms):
-            self.handle(session, Tick(), now_ms)
+        self._now_ms = now_ms
+        for due in self.deadlines.due(now_ms):
+            if due == _OPENINGS:
+                self._stirred = True
+                self._serve()
+            else:
+                self.handle(due, Tick(), now_ms)
 
     # What becomes of workers
 
@@ -206,6 +278,13 @@ class HostedSessions:
         """A replica of `stage` can take sessions: those that wait for one get it."""
         for session, replica in self._placement.served(stage, now_ms):
             self.handle(session, self._bound(self._hosted[session], replica), now_ms)
+        self.room(stage, now_ms)
+
+    def room(self, stage: str, now_ms: float) -> None:
+        """There may be more room on `stage` than there was."""
+        self._now_ms = now_ms
+        self._room_on(stage)
+        self._serve()
 
     def lost(self, replica: Replica, now_ms: float) -> None:
         """The worker is gone, with all that it held."""
@@ -233,8 +312,10 @@ class HostedSessions:
                     case ToStage():
                         events.extend(hosted.wires.send(action.stage, action.command))
                     case ToClient():
-                        hosted.told = action.sequence
+                        opened, hosted.told = not hosted.told, action.sequence
                         hosted.on_output(action)
+                        if opened:
+                            self.openings.opened(hosted.opening, now_ms)
                     case AttachRefused():
                         hosted.on_refused(action)
                     case HoldClient():
@@ -243,12 +324,16 @@ class HostedSessions:
                         self._bind(hosted, action.stage, events, now_ms)
                     case Unbind():
                         hosted.wires.unbind(action.stage)
+                        self._room_on(action.stage)
                     case ForgetParked():
                         self._forget_parked(action, now_ms)
                     case AskDirectory():
                         self._ask(hosted, action.request, events)
                     case TurnMeasured():
                         hosted.wires.turn_over(action.turn)
+                        # What has nothing to do any more may make room.
+                        for stage in hosted.session.pipeline.stages:
+                            self._room_on(stage)
                         self._observer.measured(hosted, action)
                     case Released():
                         self._released(hosted, action.reason)
@@ -303,8 +388,15 @@ class HostedSessions:
         self._placement.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
-        self.admission.give_back(hosted.session.pipeline, hosted.session.identity.tenant)
+        pipeline = hosted.session.pipeline
+        self.admission.give_back(pipeline.name, hosted.id, self._now_ms, opened=hosted.told > 0)
+        for stage in pipeline.stages:
+            self._room_on(stage)
         hosted.on_released(reason)
+        if not hosted.told:
+            session = hosted.session
+            refusal = hosted.refusal(reason)
+            self.openings.failed(hosted.opening, refusal, session.refused_by, self._now_ms)
 
     def _count_state(self, hosted: Hosted) -> None:
         before = self._states.get(hosted.id)
@@ -315,7 +407,13 @@ class HostedSessions:
             del self._states[hosted.id]
         else:
             self._states[hosted.id] = after
+            # Nobody is there: it may go, or be the next to come back.
+            self._stirred = self._stirred or after is State.DETACHED
         self._observer.state_changed(hosted, before, after)
+
+
+_OPENINGS = "openings"
+"""Among the deadlines, that of those who wait for a session."""
 
 
 def _only_postpones(event: Event) -> bool:

@@ -9,10 +9,14 @@ from typing import Any, Protocol
 
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
+from sessions.openings import Position
 from sessions.pipeline import Limits, Pipeline
 
 OnOutput = Callable[[int, Any], None]
 """Takes (sequence, output): an output of `sessions.client` or of the session's kind."""
+
+OnPosition = Callable[[Position], None]
+"""Takes where an open stands that has to wait."""
 
 
 class Attachment(Protocol):
@@ -108,6 +112,23 @@ class SessionDescription:
 
 
 @dataclass(frozen=True)
+class WaitingSummary:
+    """An open that is not a session yet, as operators see it. Times in seconds."""
+
+    pipeline: str
+    tenant: str
+    priority: int
+    position: int
+    """Among those of its pipeline; 1 is the next."""
+    opening: bool
+    """Whether workers have been asked, and have not answered yet."""
+    waited_s: float
+    estimate_ms: int | None
+    reason: str | None
+    """Why it was not let in when it was last tried."""
+
+
+@dataclass(frozen=True)
 class WorkerSummary:
     """A worker as operators see it; counts are its own, as of its last heartbeat."""
 
@@ -149,10 +170,15 @@ class SessionHost(Protocol):
         tenant: str,
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
+        priority: int | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
+        on_position: OnPosition | None = None,
     ) -> Attachment:
         """Open a session. Raises AntiphonError, and then holds nothing.
+
+        Where there is no room it waits, if its pipeline has room for that: `on_position` gets
+        where it stands, whenever that changes. `priority` is at most that of the pipeline.
 
         `on_output` gets (sequence, output) on the event loop; SessionEnded is the last.
         With a `secret` the session outlives its client's connection, and who presents the
@@ -205,6 +231,9 @@ class SessionHost(Protocol):
 
     def sessions(self) -> list[SessionSummary]:
         """All sessions that hold anything."""
+
+    def waiting(self) -> list[WaitingSummary]:
+        """All opens that are not sessions yet, by pipeline, in their order."""
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names or that were seen."""

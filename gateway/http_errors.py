@@ -47,15 +47,23 @@ def error_members(error: ErrorInfo) -> dict[str, Any]:
     return {"type": ERROR_TYPES[error.kind], "code": error.code, "message": error.message}
 
 
+def error_body(error: AntiphonError) -> dict[str, Any]:
+    """The body of an answer that says `error`; `retry_after_ms` where that is known."""
+    info = error.info()
+    members = {**error_members(info), "param": info.field}
+    if info.retry_after_ms is not None:
+        members["retry_after_ms"] = info.retry_after_ms
+    return {"error": members}
+
+
 def error_response(error: AntiphonError) -> JSONResponse:
     """The answer to a request that failed with `error`, as docs/errors.md has it."""
     info = error.info()
     headers = {}
     if info.retry_after_ms is not None:
         headers["retry-after"] = str(-(-info.retry_after_ms // 1000))
-    return JSONResponse(
-        {"error": {**error_members(info), "param": info.field}}, _status(error), headers
-    )
+        headers["retry-after-ms"] = str(info.retry_after_ms)
+    return JSONResponse(error_body(error), _status(error), headers)
 
 
 def can_answer(scope: Scope) -> bool:

@@ -26,6 +26,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+_OPEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _RTF = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 _LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
@@ -64,6 +65,13 @@ class GatewayMetrics:
                     self._sessions.labels(pipeline, state.value)
         self._opened = Counter(
             "antiphon_sessions_opened", "Sessions opened.", ["pipeline"], registry=registry
+        )
+        self._open_s = Histogram(
+            "antiphon_open_seconds",
+            "From the request for a session until it was open, waiting for a place included.",
+            ["pipeline"],
+            buckets=_OPEN_S,
+            registry=registry,
         )
         self._closed = Counter(
             "antiphon_sessions_closed",
@@ -133,6 +141,7 @@ class GatewayMetrics:
         self._devices: dict[tuple[str, str], Callable[[], Mapping[str, DeviceBytes]]] = {}
         self._frames: dict[str, FrameCounts] = {}
         self._traffic: Callable[[], Mapping[tuple[str, str], Traffic]] = dict
+        self._waiting: Callable[[], Mapping[str, int]] = dict
         registry.register(_AtRead(self._read))
 
     # Sessions and turns, told by the session host
@@ -146,9 +155,10 @@ class GatewayMetrics:
         if after is not None:
             self._sessions.labels(pipeline, after.value).inc()
 
-    def session_opened(self, pipeline: str) -> None:
-        """A session became active."""
+    def session_opened(self, pipeline: str, after_s: float) -> None:
+        """A session became active, so long after it was asked for."""
         self._opened.labels(pipeline).inc()
+        self._open_s.labels(pipeline).observe(after_s)
 
     def session_closed(self, pipeline: str, reason: str) -> None:
         """A session that had been active ended."""
@@ -186,6 +196,10 @@ class GatewayMetrics:
     def watch_edges(self, traffic: Callable[[], Mapping[tuple[str, str], Traffic]]) -> None:
         """`traffic()` is what has gone over each (edge, connector)."""
         self._traffic = traffic
+
+    def watch_waiting(self, waiting: Callable[[], Mapping[str, int]]) -> None:
+        """`waiting()` is how many opens of each pipeline are not sessions yet."""
+        self._waiting = waiting
 
     def watch_link(self, worker: str, depth: Callable[[], int]) -> None:
         """`depth()` is how many messages to `worker` are not acknowledged."""
@@ -238,6 +252,14 @@ class GatewayMetrics:
             "Bytes that wait in the fullest client queue.",
             value=max(depths, default=0),
         )
+        waiting = GaugeMetricFamily(
+            "antiphon_opens_waiting",
+            "Opens that are not sessions yet: they wait for a place, or for a worker's answer.",
+            labels=["pipeline"],
+        )
+        for pipeline, count in self._waiting().items():
+            waiting.add_metric([pipeline], count)
+        yield waiting
         links = GaugeMetricFamily(
             "antiphon_link_queue_messages",
             "Messages to a worker that it has not acknowledged.",

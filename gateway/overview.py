@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
+from gateway.hosting import SessionSummary, StageHealth, WaitingSummary, WorkerSummary
 from gateway.placement import Replica
 from protocol.device_bytes import DeviceBytes
+from sessions.openings import Opening
 from sessions.session import Session
 
 
@@ -39,6 +40,20 @@ def session_summary(
         facts=session.facts(),
         parked=session.parked,
         bytes=session.reserved,
+    )
+
+
+def waiting_summary(opening: Opening, position: int, now_ms: float) -> WaitingSummary:
+    """One open that waits."""
+    return WaitingSummary(
+        pipeline=opening.pipeline.name,
+        tenant=opening.tenant,
+        priority=opening.priority,
+        position=position,
+        opening=opening.trying,
+        waited_s=round((now_ms - opening.since_ms) / 1000, 3),
+        estimate_ms=None if opening.told is None else opening.told.estimate_ms,
+        reason=None if opening.reason is None else opening.reason.message,
     )
 
 

@@ -28,13 +28,17 @@ def catalogue(config: Config) -> Catalogue:
     for name, section in config.pipelines.items():
         aliases.update(dict.fromkeys(section.aliases, name))
     return Catalogue(
-        {name: _pipeline(name, section) for name, section in config.pipelines.items()},
+        {
+            name: _pipeline(name, section, tuple(config.stages))
+            for name, section in config.pipelines.items()
+        },
         aliases,
         frozenset(name for name, section in config.pipelines.items() if section.required),
     )
 
 
-def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
+def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pipeline:
+    """`order` is that of the stages in the file: one for all pipelines."""
     limits = section.limits
     voices = {voice: voice for voice in section.voices}
     for voice, aliases in section.voices.items():
@@ -44,6 +48,7 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
     return Pipeline(
         name=name,
         stages=section.stages,
+        opening_order=tuple(stage for stage in order if stage in section.stages),
         edges=tuple(
             Edge(edge.source, edge.target, edge.payload, Delivery(edge.delivery.value))
             for edge in section.edges
@@ -53,6 +58,8 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         limits=Limits(
             sessions=limits.sessions,
             sessions_per_tenant=limits.sessions_per_tenant,
+            waiting=limits.waiting,
+            wait_ms=int(limits.wait_s * 1000),
             idle_ms=int(limits.idle_s * 1000),
             max_age_ms=int(limits.max_age_s * 1000),
             grace_ms=int(limits.grace_s * 1000),

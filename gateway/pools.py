@@ -33,7 +33,7 @@ class Pools:
         on_report: Callable[[Replica, Report], None],
         on_ready: Callable[[str], None],
         on_lost: Callable[[Replica], None],
-        on_change: Callable[[], None],
+        on_change: Callable[[Replica], None],
         on_crowded: Callable[[Replica], None],
         attach: Callable[[str], Awaitable[str | None]],
     ) -> None:
@@ -61,20 +61,20 @@ class Pools:
                 return
             _log.info("worker_up", worker=name, incarnation=worker, ready=info.ready)
             self._attaching[name] = asyncio.create_task(self._attached(replica))
-            self._on_change()
+            self._on_change(replica)
 
         def on_down(reason: str) -> None:
             _log.warning("worker_lost", worker=name, stage=stage, reason=reason)
             replica.went()
             self._stop_attaching(name)
             self._on_lost(replica)
-            self._on_change()
+            self._on_change(replica)
 
         def on_report(report: Report) -> None:
             if isinstance(report, WorkerStatus):
                 if replica.beat(report, self._clock_ms()):
                     self._on_ready(stage)
-                self._on_change()
+                self._on_change(replica)
             else:
                 self._on_report(replica, report)
 
@@ -106,7 +106,7 @@ class Pools:
         del self._attaching[replica.name]
         if replica.attached(consumer):
             self._on_ready(replica.stage)
-        self._on_change()
+        self._on_change(replica)
 
     def _stop_attaching(self, name: str) -> None:
         if (attaching := self._attaching.pop(name, None)) is not None:

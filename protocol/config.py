@@ -88,7 +88,9 @@ class StageConfig(BaseModel):
     `budget` is how many bytes of a device each worker may reserve, its model included: of
     "cpu" by default an equal share of this machine's memory, of another all that it has.
     Sessions leave the share `head_room` of it to running turns, and those of one tenant get
-    at most `tenant_share` of the rest. Everything else in the section is an option of the
+    at most `tenant_share` of the rest. With `cores` no more sessions are opened on a worker
+    than it can serve at once with so many cores of the processor, or, with `auto`, with what
+    others leave of this machine. Everything else in the section is an option of the
     engine, in `options`.
     """
 
@@ -99,6 +101,7 @@ class StageConfig(BaseModel):
     budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
     head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
     tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    cores: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -145,8 +148,9 @@ class LimitsConfig(_Section):
     """Bounds of a pipeline's sessions.
 
     `sessions` at once, of which one tenant (one key) has at most `sessions_per_tenant`, if that
-    is set; `idle_s` without progress and `max_age_s` in all end a session;
-    audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
+    is set. Where there is no room so many opens as `waiting` wait for some, in order, for up to
+    `wait_s`; more are refused at once. `idle_s` without progress and `max_age_s` in all end a
+    session; audio is sent at most `lead_ms` ahead of play-out, and a client that takes nothing of
     its answer for `stall_s` is let go. A session that can be resumed waits `grace_s` for a
     client that was cut off, and keeps the last `replay_bytes` of its output for it. A turn of
     which no stage gets anything done for `turn_s` fails.
@@ -154,6 +158,8 @@ class LimitsConfig(_Section):
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
     sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    waiting: Annotated[int, Field(ge=0, le=10_000)] = 0
+    wait_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
     grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0

@@ -91,6 +91,18 @@ class CapacityExceeded(AntiphonError):
     kind = ErrorKind.CAPACITY
 
 
+class TenantShareExceeded(CapacityExceeded):
+    """The tenant has all bytes that it may have of a device; others may well have room."""
+
+    code = "tenant_share_exceeded"
+
+
+class SessionTooLarge(CapacityExceeded):
+    """A session with such settings would find no room if it were the only one."""
+
+    code = "session_too_large"
+
+
 class EngineFailed(AntiphonError):
     """An engine raised while it worked on this session's turn."""
 
@@ -131,6 +143,15 @@ class ModelFileError(AntiphonError):
 
     code = "model_file_invalid"
     kind = ErrorKind.SERVER
+
+
+def raised(info: ErrorInfo) -> AntiphonError:
+    """An error that came as a value, to be raised."""
+    error = AntiphonError(
+        info.message, field=info.field, code=info.code, retry_after_ms=info.retry_after_ms
+    )
+    error.kind = info.kind
+    return error
 
 
 def _clipped(text: str, limit: int) -> str:

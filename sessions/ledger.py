@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from protocol.device_bytes import HOST, DeviceBytes, binary_size
-from protocol.errors import CapacityExceeded
+from protocol.errors import CapacityExceeded, SessionTooLarge, TenantShareExceeded
 
 
 class OutOfBytes(CapacityExceeded):
@@ -23,7 +23,8 @@ class OutOfBytes(CapacityExceeded):
     """
 
     def __init__(self, message: str, shortage: Mapping[str, int], tenant: str | None) -> None:
-        super().__init__(message)
+        code = CapacityExceeded.code if tenant is None else TenantShareExceeded.code
+        super().__init__(message, code=code)
         self.shortage = shortage
         self.tenant = tenant
 
@@ -126,7 +127,7 @@ class Ledger:
     def reserve(self, session: str, tenant: str, declared: Mapping[str, int]) -> None:
         """Reserve what a session declares, on every device; what it had stays until `settle`.
 
-        Raises OutOfBytes, or CapacityExceeded where no other session could make room, and
+        Raises OutOfBytes, or SessionTooLarge where no other session could make room, and
         then nothing has changed.
         """
         before = self._accounts.get(session)
@@ -143,7 +144,7 @@ class Ledger:
             most, free = room
             share = self._share(device)
             if more > (most if share is None else share):
-                raise CapacityExceeded(_reason(device, more, room, share))
+                raise SessionTooLarge(_reason(device, more, room, share))
             lacking = more - free
             if share is not None:
                 beyond = self._tenants.get((tenant, device), 0) + more - share

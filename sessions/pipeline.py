@@ -32,7 +32,8 @@ class Limits:
     """Bounds of a pipeline's sessions.
 
     `sessions` counts those that are opening or closing too, and so does
-    `sessions_per_tenant`; None: a tenant may have all. `grace_ms` is how long a
+    `sessions_per_tenant`; None: a tenant may have all. So many opens as `waiting` wait up to
+    `wait_ms` for a place. `grace_ms` is how long a
     session waits for a client that was cut off, and `replay_bytes` what of its output it
     keeps for that client. `lead_ms` is how far audio may be sent ahead of its play-out;
     `stall_ms` how long a client may leave its answer unread before it is let go;
@@ -42,6 +43,8 @@ class Limits:
 
     sessions: int = 8
     sessions_per_tenant: int | None = None
+    waiting: int = 0
+    wait_ms: int = 30_000
     idle_ms: int = 300_000
     max_age_ms: int = 3_600_000
     grace_ms: int = 30_000
@@ -67,7 +70,8 @@ class Kind(StrEnum):
 class Pipeline:
     """A directed acyclic graph of stages with its output ports.
 
-    `stages` is in topological order; opening binds them in this order. `connectors` is by
+    `stages` is in topological order, `opening_order` the order in which an open binds them
+    (empty: the same). `connectors` is by
     the name of an edge, those from and to the client included. `voices`
     maps every name that a client may ask for to the voice that is spoken.
     """
@@ -82,6 +86,7 @@ class Pipeline:
     voice: str = ""
     voices: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = Kind.DUPLEX
+    opening_order: tuple[str, ...] = ()
     state: str = ""
     """The stage that keeps the state of a step loop; "" where it is the first one."""
     priority: int | None = 0

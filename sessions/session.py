@@ -166,6 +166,11 @@ class Session:
         return self._error
 
     @property
+    def refused_by(self) -> str | None:
+        """The stage that did not take the session, so that it could not be opened."""
+        return self._stages.refused_by
+
+    @property
     def idle_since_ms(self) -> float:
         """When the session last got anything done (monotonic)."""
         return self._lifecycle.idle_since_ms

@@ -59,7 +59,9 @@ class Stages:
         self._opened = opened
         self._close = close
         self._freed = freed
-        for stage in pipeline.stages:
+        self.refused_by: str | None = None
+        """The first stage that did not hold the session when it was closed."""
+        for stage in pipeline.opening_order or pipeline.stages:
             bindings[stage] = Binding(
                 stage,
                 fence,
@@ -96,7 +98,8 @@ class Stages:
         return {stage: binding.worker for stage, binding in self._bindings.items()}
 
     def open(self) -> None:
-        """Bind the stages one after the other, in the order of the pipeline."""
+        """Bind the stages one after the other, in an order that all pipelines agree on: two
+        that share stages do not wait for each other."""
         for binding in self._bindings.values():
             if binding.state is BindingState.UNBOUND:
                 binding.bind()
@@ -151,6 +154,7 @@ class Stages:
 
     def close(self, reason: CloseReason) -> None:
         """Free the session on every stage, in the reverse order."""
+        self.refused_by = next((b.stage for b in self._bindings.values() if not b.ready), None)
         for binding in reversed(self._bindings.values()):
             binding.close(reason.value)
 

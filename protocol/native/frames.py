@@ -98,11 +98,22 @@ class ChosenLimits(_Body, frozen=True, omit_defaults=True):
 
 
 class OpenBody(_Body, frozen=True):
-    """`POST /v1/sessions`. `model` names a pipeline or an alias of one; absent: the first."""
+    """`POST /v1/sessions`. `model` names a pipeline or an alias of one; absent: the first.
+
+    `priority` is at most that of the pipeline, which it has by default.
+    """
 
     model: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     settings: dict[str, Any] | None = None
     limits: ChosenLimits = ChosenLimits()
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] | None = None
+
+
+class QueuedBody(msgspec.Struct, frozen=True):
+    """An open that waits for a place: 1 is the next. `estimate_ms` is null while unknown."""
+
+    position: int
+    estimate_ms: int | None
 
 
 class UpdateBody(_Body, frozen=True):

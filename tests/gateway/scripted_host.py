@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from gateway.hosting import (
     OnOutput,
+    OnPosition,
     PipelineHealth,
     SessionDescription,
     SessionSummary,
     StageHealth,
+    WaitingSummary,
     WorkerSummary,
 )
 from protocol.errors import AntiphonError, ErrorInfo, NotFound
@@ -104,6 +106,9 @@ class ScriptedHost:
         self.holds_lease = True
         self.script = script
         self.open_error: AntiphonError | None = None
+        self.queue: Callable[[OnPosition], Awaitable[None]] | None = None
+        """What an open waits for first."""
+        self.asked = asyncio.Event()
         self.attachments: list[ScriptedAttachment] = []
         self.stages = {"listen": StageHealth.READY}
         self.required = True
@@ -124,9 +129,15 @@ class ScriptedHost:
         tenant: str,
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
+        priority: int | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
+        on_position: OnPosition | None = None,
     ) -> ScriptedAttachment:
+        self.asked.set()
+        if self.queue is not None:
+            assert on_position is not None
+            await self.queue(on_position)
         if self.open_error is not None:
             raise self.open_error
         session = f"sess_{len(self.attachments)}"
@@ -148,6 +159,9 @@ class ScriptedHost:
             for entry in self.attachments
             if not entry.ended
         ]
+
+    def waiting(self) -> list[WaitingSummary]:
+        return [WaitingSummary("voice", "local", 0, 1, False, 2.5, None, "Full.")]
 
     def workers(self) -> list[WorkerSummary]:
         return [WorkerSummary("listen", "listen-0", "inc-1", "ready", 0, 0, 7, 1024)]

@@ -248,7 +248,7 @@ async def test_every_metric_family_moves(serve: Serve) -> None:
     gateway = await serve()
     metrics = gateway.metrics
     metrics.session_state_changed("voice", None, State.ACTIVE)
-    metrics.session_opened("voice")
+    metrics.session_opened("voice", 0.02)
     metrics.session_closed("voice", "client")
     metrics.turn_finished(
         "voice",

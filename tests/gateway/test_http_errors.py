@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -29,7 +30,7 @@ def told(body: bytes | bytearray) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(body)
     assert answer.keys() == {"error"}
     error: dict[str, Any] = answer["error"]
-    assert error.keys() == {"type", "code", "message", "param"}
+    assert error.keys() - {"retry_after_ms"} == {"type", "code", "message", "param"}
     assert error["message"]
     return error
 
@@ -106,20 +107,26 @@ async def test_failures_are_told_alike_on_every_surface(
     serve: Serve, error: AntiphonError, status: int, kind: str, retry_after: str | None
 ) -> None:
     gateway = await serve(host=Failing(error))
-    answers: list[tuple[int, str | None, bytes | bytearray]] = []
+    answers: list[tuple[int, tuple[str | None, str | None], bytes | bytearray]] = []
+
+    def waits(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
+        return headers.get("retry-after"), headers.get("retry-after-ms")
+
     async with httpx.AsyncClient(base_url=gateway.http) as http:
         for method, path in (("POST", "/v1/sessions"), ("GET", "/v1/admin/sessions/s")):
             answer = await http.request(method, path, content=b"{}")
-            answers.append((answer.status_code, answer.headers.get("retry-after"), answer.content))
+            answers.append((answer.status_code, waits(answer.headers), answer.content))
     streams = gateway.ws.replace("/v1/realtime", "/v1/sessions/s/stream")
     for url in (gateway.ws, streams):
         with pytest.raises(InvalidStatus) as caught:
             await connect(url)
         refusal = caught.value.response
-        answers.append((refusal.status_code, refusal.headers.get("retry-after"), refusal.body))
+        answers.append((refusal.status_code, waits(refusal.headers), refusal.body))
+    exactly = None if error.retry_after_ms is None else str(error.retry_after_ms)
     for seen_status, seen_retry_after, body in answers:
-        assert (seen_status, seen_retry_after) == (status, retry_after)
+        assert (seen_status, seen_retry_after) == (status, (retry_after, exactly))
         said = told(body)
+        assert said.get("retry_after_ms") == error.retry_after_ms
         assert (said["type"], said["code"]) == (kind, error.code)
 
 

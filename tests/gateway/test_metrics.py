@@ -18,7 +18,7 @@ def documented_families() -> dict[str, str]:
 
 def test_the_families_are_the_documented_ones() -> None:
     metrics = GatewayMetrics()
-    metrics.session_opened("voice")
+    metrics.session_opened("voice", 0.02)
     exposed = dict(
         line.split()[2:4]
         for line in metrics.render().decode().splitlines()

@@ -85,7 +85,7 @@ def one_worker(
         on_report=lambda replica, report: None,
         on_ready=told.ready.append,
         on_lost=told.lost.append,
-        on_change=told.changed.set,
+        on_change=lambda replica: told.changed.set(),
         on_crowded=lambda replica: told.crowded.put_nowait(replica.crowded),
         attach=attach,
     )

@@ -12,6 +12,7 @@ from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import ClientSaid, CloseRequested, ToClient
 from sessions.client import Answered, Refused, SessionCreated
 from sessions.lifecycle import CloseReason, State
+from sessions.openings import Opening, Position
 from tests.simulation.line import Line
 from tests.simulation.view import ClientView
 from tests.simulation.world import World
@@ -59,6 +60,9 @@ class Client:
         self.over = False
         """Whether nothing more will happen to it."""
         self.refusal: AntiphonError | None = None
+        self.opening: Opening | None = None
+        self._tries = 0
+        """Sessions that were hosted for it, all but the last of which could not be opened."""
         self.limits: dict[str, Any] = {}
         """What it chooses of its session's limits."""
         self.close_asked: set[CloseReason] = set()
@@ -118,36 +122,41 @@ class Client:
             bad = world.chance(self.rude)
             world.count("bad limits chosen" if bad else "limits chosen")
             self.limits = world.random.choice(BAD_LIMITS if bad else GOOD_LIMITS)
-        if gateway.make_room(lambda: self._admitted(gateway, patch)):
-            self._admitted(gateway, patch)
-
-    def _admitted(self, gateway: GatewayProcess, patch: dict[str, Any] | None) -> None:
-        if self.over:
-            return
-        if self.close_asked:
-            self._finish()
-            return
-        world = self.world
         try:
-            gateway.open(self, patch)
+            gateway.ask(self, patch)
         except AntiphonError as error:
-            world.count("opens refused")
-            self.refusal = error
-            self._finish()
+            self.refused(error)
             return
-        if self.rude and world.chance(0.1):
+        if self.rude and world.chance(0.1) and not self.over:
             # Gone before its open was answered.
-            self._deployment.blame(self.session, "cancelled")
+            if self.session:
+                self._deployment.blame(self.session, "cancelled")
             world.count("opens cancelled")
             gone = self.line.vanish if self.line.resumable and world.chance(0.5) else self.close
             self.later(world.random.choice([0.0, 0.3, 2.0, 300.0]), gone)
+
+    def stands(self, position: Position) -> None:
+        """Its open waits, and stands there."""
+        self.world.count("opens that wait")
+        self.watch.stands(self, position)
+
+    def refused(self, error: AntiphonError) -> None:
+        """It gets no session."""
+        self.world.count("opens refused")
+        self.world.note(self.name, f"refused: {error.message}")
+        self.refusal = error
+        self.watch.unqueued(self)
+        self._finish()
 
     def hosted_as(self, gateway: GatewayProcess, hosted: Hosted) -> None:
         """A gateway hosts its session."""
         self.hosted = hosted
         self.session = hosted.id
         self.opened_ms = self.verb_ms = gateway.now_ms
-        self.line.opens()
+        if not (self.line.opens_apart and self._tries):
+            self.line.opens()
+        self._tries += 1
+        self.watch.begins(self)
         self._deployment.clients[hosted.id] = self
         self._deployment.watch.opened(self)
 
@@ -162,8 +171,10 @@ class Client:
         self.world.note(self.name, output)
         self.watch.told(self, sequence, output)
         self.view.told(output)
-        if isinstance(output, SessionCreated) and self.talks:
-            self._next()
+        if isinstance(output, SessionCreated):
+            self.watch.unqueued(self)
+            if self.talks:
+                self._next()
         elif isinstance(output, Refused):
             if output.ref == f"verb_{self._verbs_said}":
                 self.verb_ms = self._verb_before_ms
@@ -216,7 +227,11 @@ class Client:
         """Nothing is left of the session."""
         self.world.note(self.name, f"released: {reason}")
         self.watch.released(self, reason)
-        self._finish()
+        if self.view.created:
+            self._finish()
+        else:
+            # It may be tried again, or is told in another way that it is refused.
+            self.hosted = None
 
     def gateway_died(self) -> None:
         """The connection ends with its gateway."""
@@ -229,6 +244,11 @@ class Client:
             self.on_end(self)
 
     @property
+    def refused_once(self) -> bool:
+        """Whether a session of it could not be opened before."""
+        return self._tries > 1
+
+    @property
     def session_state(self) -> State | None:
         """Where its session stands, while it is hosted."""
         return None if self.hosted is None else self.hosted.session.state
@@ -238,6 +258,13 @@ class Client:
     def close(self) -> None:
         """Hang up; without an attachment by name of the session."""
         self.close_asked.add(CloseReason.CLIENT)
+        if self.opening is not None and not self.view.created and self.gateway is not None:
+            if not self.over:
+                self.world.count("clients that left the queue")
+                self.watch.unqueued(self)
+                self.gateway.withdraw(self.opening)
+                self._finish()
+            return
         current = self.line.current
         self.handle(CloseRequested(CloseReason.CLIENT, None if current is None else current.name))
 

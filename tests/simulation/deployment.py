@@ -95,6 +95,11 @@ class Deployment:
         worker = self.workers[place]
         if worker is None:
             return
+        for gateway in self.gateways.values():
+            # A step that waits for a state which is on its way into the store fails before the
+            # silence of the link is long enough.
+            for session in gateway.links[place].replica.sessions if gateway is not None else ():
+                self.blame(session, "lost")
         worker.die()
         self.workers[place] = None
         if self.profile.local:

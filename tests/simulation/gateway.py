@@ -7,7 +7,6 @@ virtual time: actions are carried out, nothing is decided.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -37,7 +36,6 @@ from protocol.link_events import (
 from protocol.messages import (
     Command,
     Feed,
-    Fence,
     RaiseFloor,
     Report,
     Run,
@@ -47,10 +45,11 @@ from protocol.messages import (
     encode,
 )
 from sessions import actions as core
-from sessions.actions import OpenRequested, StageCrowded, TurnMeasured
+from sessions.actions import StageCrowded, TurnMeasured
 from sessions.chosen_limits import chosen
 from sessions.directory import Create, Outcome, Record, Remove, Reply, Request
-from sessions.lifecycle import CloseReason, State
+from sessions.lifecycle import State
+from sessions.openings import Opening
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 from tests.simulation.process import Process
@@ -265,8 +264,6 @@ class GatewayProcess(Process):
         self.pipeline = replace(deployment.profile.pipeline, priority=priority)
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
-        self._waiting: dict[str, list[Callable[[], None]]] = {}
-        """Who waits for the end of a session that is to make room."""
         self.hosted = SimulatedSessions(self)
         self.links: dict[str, SimulatedLink] = {}
         for worker_place, stage in deployment.worker_places.items():
@@ -290,66 +287,66 @@ class GatewayProcess(Process):
 
     # Clients
 
-    def make_room(self, then: Callable[[], None]) -> bool:
-        """Whether a session can be opened now, or never will be; otherwise the one that was
-        left alone the longest is ended, and after that comes `then`."""
-        hosted = self.hosted
-        if not hosted.admission.full(self.pipeline, TENANT):
-            return True
-        victim = hosted.least_needed(self.pipeline, TENANT)
-        if victim is None:
-            return True
-        self.watch.evicted(self, victim)
-        self._waiting.setdefault(victim.id, []).append(lambda: self._retry(then))
-        self.handle(victim.id, core.CloseRequested(CloseReason.EVICTED))
-        return False
-
-    def _retry(self, then: Callable[[], None]) -> None:
-        if self.make_room(then):
-            then()
-
-    def _released(self, client: Client, reason: CloseReason) -> None:
-        client.released(reason)
-        for then in self._waiting.pop(client.session, []):
-            self.soon(then)
-
-    def open(self, client: Client, settings_patch: dict[str, Any] | None) -> None:
-        """Open a session for `client`. Raises AntiphonError, and then holds nothing."""
-        now_ms = self.now_ms
+    def ask(self, client: Client, settings_patch: dict[str, Any] | None) -> None:
+        """Open a session for `client`, once there is room. Raises AntiphonError for what can
+        never be opened."""
         limits = chosen(self.pipeline.limits, client.limits)
-        identity = Identity(
-            session=f"sess_{self.world.number('session')}",
-            epoch=1,
-            owner=self.incarnation,
-            tenant=TENANT,
-            model=self.pipeline.name,
-            expires_at_s=0,
-        )
         secret = client.line.secret
-        session = Session(
-            identity,
+
+        def new_session() -> Session:
+            identity = Identity(
+                session=f"sess_{self.world.number('session')}",
+                epoch=1,
+                owner=self.incarnation,
+                tenant=TENANT,
+                model=self.pipeline.name,
+                expires_at_s=0,
+            )
+            session = Session(
+                identity,
+                self.pipeline,
+                self._new_id,
+                self.now_ms,
+                controller=None if client.line.opens_apart else client.name,
+                secret_digest=None if secret is None else digest(secret),
+                limits=limits,
+            )
+            if settings_patch:
+                session.prepare(settings_patch)
+            return session
+
+        def begin() -> None:
+            session = new_session()
+            wires = SessionWires(session.fence, self.pipeline, self.transfers)
+            hosted = Hosted(
+                session,
+                wires,
+                client.put_out,
+                client.line.refused,
+                client.hold,
+                client.released,
+                opening,
+            )
+            client.hosted_as(self, hosted)
+            self.hosted.admit(hosted, self.now_ms)
+
+        if self.hosted.admission.lacking(self.pipeline, TENANT) is not None:
+            new_session()
+        opening = Opening(
             self.pipeline,
-            self._new_id,
-            now_ms,
-            controller=None if client.line.opens_apart else client.name,
-            secret_digest=None if secret is None else digest(secret),
-            limits=limits,
+            TENANT,
+            self.pipeline.priority or 0,
+            begin,
+            client.stands,
+            client.refused,
         )
-        if settings_patch:
-            session.prepare(settings_patch)
-        fence = Fence(identity.session, identity.epoch, identity.owner)
-        wires = SessionWires(fence, self.pipeline, self.transfers)
-        hosted = Hosted(
-            session,
-            wires,
-            client.put_out,
-            client.line.refused,
-            client.hold,
-            lambda reason: self._released(client, reason),
-        )
-        self.hosted.admit(hosted)
-        client.hosted_as(self, hosted)
-        self.handle(identity.session, OpenRequested())
+        client.opening = opening
+        self.watch.asked(client)
+        self.hosted.open(opening, self.now_ms)
+
+    def withdraw(self, opening: Opening) -> None:
+        """A client wants no session any more."""
+        self.hosted.withdraw(opening, self.now_ms)
 
     def handle(self, session: str, event: core.Event) -> None:
         """Feed an event to a session."""
@@ -387,6 +384,10 @@ class GatewayProcess(Process):
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
         self.watch.measured(self, hosted, turn)
+
+    def evicted(self, hosted: Hosted) -> None:
+        """A session ends to make room."""
+        self.watch.evicted(self, hosted)
 
     def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
         """A session entered a state."""
@@ -432,6 +433,7 @@ class GatewayProcess(Process):
         if isinstance(report, WorkerStatus):
             if link.replica.beat(report, self.now_ms):
                 self.hosted.ready(link.replica.stage, self.now_ms)
+            self.hosted.room(link.replica.stage, self.now_ms)
             return
         self.watch.reported(self, link, report)
         self.hosted.received(link.replica, report, self.now_ms)

@@ -30,6 +30,8 @@ LIMITS = Limits(
 )
 PARKS = frozenset({"think", "speak", "world"})
 """The stages whose sessions can be parked."""
+OUT_OF_BYTES = frozenset({"capacity_exceeded", "tenant_share_exceeded"})
+"""What is said to who finds no room on a device now."""
 SMALL_UNIT_BYTES = 12_000
 """So little that output finds no room either."""
 GONE_MS = 60_000.0
@@ -305,6 +307,10 @@ def profile_of(seed: int) -> Profile:
             gateways=gateways,
             ordered=window,
         )
+    queues = random.Random(f"queue {seed}")
+    if queues.random() < 0.5:
+        limits = replace(limits, waiting=queues.choice([1, 4]), wait_ms=8_000)
+        pipeline = replace(pipeline, limits=limits)
     return Profile(
         pipeline=pipeline,
         gateways=gateways,

@@ -15,7 +15,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.invariants import ALL
 from tests.simulation.invariants.answers import I7Answers
 from tests.simulation.kinds import client_of
-from tests.simulation.profile import GONE_MS, SMALL_UNIT_BYTES, Profile, profile_of
+from tests.simulation.profile import GONE_MS, OUT_OF_BYTES, SMALL_UNIT_BYTES, Profile, profile_of
 from tests.simulation.watch import Invariant, Watch
 from tests.simulation.world import SimulationFailure, World
 
@@ -135,6 +135,8 @@ class Schedule:
             self.world.run_for(3_000.0)
             if client.view.created:
                 break
+            if client.gateway is not None and not client.over:
+                client.gateway.run(client.close)
             # The other end of a link may just have given it up.
             if self.world.now_ms >= wait_ms:
                 message = f"nobody can open a session any more: {client.refusal}"
@@ -152,7 +154,7 @@ class Schedule:
     def _too_tight(self, error: ErrorInfo) -> bool:
         places = self.profile.places
         small = places is not None and places.unit_bytes == SMALL_UNIT_BYTES
-        return (self.profile.tight or small) and error.code == "capacity_exceeded"
+        return (self.profile.tight or small) and error.code in OUT_OF_BYTES
 
     def _ready(self, place: str) -> bool:
         """Whether the gateway is linked to every worker that runs, and each can take sessions."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sessions.actions import TurnMeasured
     from sessions.duplex.events import ClientOutput, ClientVerb
     from sessions.lifecycle import CloseReason
+    from sessions.openings import Position
     from tests.simulation.client import Client
     from tests.simulation.deployment import Deployment
     from tests.simulation.engine import EngineSession, EngineTurn
@@ -72,6 +73,18 @@ class Invariant:
         """A worker's report has come."""
 
     # Sessions and clients
+
+    def asked(self, client: Client) -> None:
+        """A client is about to ask for a session."""
+
+    def stands(self, client: Client, position: Position) -> None:
+        """A client is told where its open stands."""
+
+    def begins(self, client: Client) -> None:
+        """A client's session is about to be opened, for the first time or again."""
+
+    def unqueued(self, client: Client) -> None:
+        """A client has its session, or will get none."""
 
     def opened(self, client: Client) -> None:
         """A session is hosted from now on."""
@@ -134,6 +147,10 @@ class Watch:
     turn_started: Callable[..., None]
     sent: Callable[..., None]
     reported: Callable[..., None]
+    asked: Callable[..., None]
+    stands: Callable[..., None]
+    begins: Callable[..., None]
+    unqueued: Callable[..., None]
     opened: Callable[..., None]
     said: Callable[..., None]
     taken: Callable[..., None]

@@ -15,13 +15,14 @@ from protocol.native import (
     CommandResult,
     Failed,
     OpenBody,
+    QueuedBody,
     SessionBody,
     SessionList,
     SignalBody,
     UpdateBody,
 )
 
-BODIES = (OpenBody, UpdateBody, SignalBody, SessionBody, SessionList, CommandResult)
+BODIES = (OpenBody, QueuedBody, UpdateBody, SignalBody, SessionBody, SessionList, CommandResult)
 CLIENT_FRAMES: tuple[type[msgspec.Struct], ...] = get_args(ClientFrame)
 SERVER_FRAMES: tuple[type[msgspec.Struct], ...] = (*FRAMES.values(), Failed)
 

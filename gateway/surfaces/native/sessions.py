@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -11,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
-from gateway.clients import raised
-from gateway.hosting import SessionHost, SessionSummary
+from gateway.hosting import OnPosition, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.documents import asyncapi, json_schema
+from gateway.surfaces.native.opening import OpenAnswer, wants_events
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.native.verbs import as_written, verbs
-from protocol.errors import AntiphonError
+from protocol.errors import AntiphonError, raised
 from protocol.native import (
     CommandResult,
     OpenBody,
@@ -53,17 +55,32 @@ class NativeSessions:
             Route(f"{one}/signal", self.signal, methods=["POST"]),
         ]
 
-    async def open(self, request: Request) -> Response:
-        """`POST /v1/sessions`: a session that waits for its client for `grace_s`."""
-        try:
+    async def open(self, request: Request) -> OpenAnswer:
+        """`POST /v1/sessions`: a session that waits for its client for `grace_s`.
+
+        While there is no room for it the answer waits, or says where the open stands.
+        """
+        with self._refusals_counted():
             tenant = self._access.tenant(request.scope)
-            session, secret = await self._open(await _body(request, OpenBody), tenant)
+            body = await _body(request, OpenBody)
+
+        async def open_session(on_position: OnPosition) -> SessionBody:
+            with self._refusals_counted():
+                session, secret = await self._open(body, tenant, on_position)
+            return self._describe(session, tenant, secret)
+
+        def undo(opened: SessionBody) -> None:
+            self._host.close_session(opened.id, tenant)
+
+        return OpenAnswer(open_session, _created, undo, events=wants_events(request))
+
+    @contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             raise
-        answer = _json(self._describe(session, tenant, secret), 201)
-        answer.headers["location"] = f"/v1/sessions/{session}"
-        return answer
 
     async def list(self, request: Request) -> Response:
         """`GET /v1/sessions`."""
@@ -109,7 +126,7 @@ class NativeSessions:
         """`GET /v1/sessions/asyncapi.json`: the stream as an AsyncAPI document."""
         return _json(asyncapi())
 
-    async def _open(self, body: OpenBody, tenant: str) -> tuple[str, str]:
+    async def _open(self, body: OpenBody, tenant: str, on_position: OnPosition) -> tuple[str, str]:
         secret = f"secret_{secrets.token_urlsafe(24)}"
         attachment = await self._host.open(
             pipeline=self._host.resolve(body.model),
@@ -120,7 +137,9 @@ class NativeSessions:
                 for name, seconds in msgspec.structs.asdict(body.limits).items()
                 if seconds is not None
             },
+            priority=body.priority,
             secret=secret,
+            on_position=on_position,
         )
         return attachment.session, secret
 
@@ -163,6 +182,12 @@ def _status(summary: SessionSummary) -> dict[str, Any]:
         "facts": summary.facts,
         "bytes": summary.bytes,
     }
+
+
+def _created(body: SessionBody) -> Response:
+    answer = _json(body, 201)
+    answer.headers["location"] = f"/v1/sessions/{body.id}"
+    return answer
 
 
 def _json(body: Any, status: int = 200) -> Response:

@@ -30,6 +30,7 @@ from gateway.surfaces.realtime.resume import (
     with_secret,
 )
 from gateway.surfaces.realtime.translation import Translation
+from gateway.surfaces.realtime.upgrade import Upgrade
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
 from sessions.client import (
     Attached,
@@ -70,20 +71,27 @@ class RealtimeSocket:
         if message["type"] != "websocket.connect":
             return
         subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
+        upgrade = Upgrade(subprotocol, receive, send)
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
             back = returning(scope)
             if back is None:
-                connection, attachment = await self._open(tenant, scope, receive, send)
+                opening = self._open(tenant, scope, upgrade, send)
+                connection, attachment = await upgrade.hold(
+                    opening, undo=lambda opened: opened[1].close("client")
+                )
             else:
                 connection, attachment = await self._come_back(tenant, back, receive, send)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="realtime", code=error.code)
-            await self._refuse(error, subprotocol, scope, receive, send)
+            await self._refuse(error, upgrade, scope, receive, send)
+            return
+        except OSError:
+            log.info("open_given_up", surface="realtime")
             return
         try:
-            await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+            await upgrade.accept()
             await connection.run(attachment)
         except OSError:
             pass  # The client hung up during the upgrade.
@@ -94,13 +102,17 @@ class RealtimeSocket:
                 attachment.detach()
 
     async def _open(
-        self, tenant: str, scope: Scope, receive: Receive, send: Send
+        self, tenant: str, scope: Scope, upgrade: Upgrade, send: Send
     ) -> tuple[_Connection, Attachment]:
         secret = _new_id("secret") if wants_resume(scope) else None
         pipeline = self._pipeline(_asked_model(scope))
-        connection = self._connection(pipeline, secret, receive, send)
+        connection = self._connection(pipeline, secret, upgrade.receive, send)
         attachment = await self._host.open(
-            pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
+            pipeline=pipeline,
+            tenant=tenant,
+            secret=secret,
+            on_output=connection.on_output,
+            on_position=upgrade.stands,
         )
         return connection, attachment
 
@@ -156,17 +168,18 @@ class RealtimeSocket:
     async def _refuse(
         self,
         error: AntiphonError,
-        subprotocol: str | None,
+        upgrade: Upgrade,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        if can_answer(scope) and subprotocol is None and not isinstance(error, Unsupported):
+        answered = can_answer(scope) and upgrade.subprotocol is None
+        if answered and not upgrade.accepted and not isinstance(error, Unsupported):
             await error_response(error)(scope, receive, send)
             return
         self._metrics.error_told(error.code)
         try:
-            await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+            await upgrade.accept()
             await send({"type": "websocket.send", "text": self._translation("").refusal(error)})
             code = CLOSE_UNSUPPORTED if isinstance(error, Unsupported) else CLOSE_CODES[error.kind]
             reason = f"invalid_request_error.{error.code}" if code == 4000 else error.code

@@ -11,6 +11,7 @@ from tests.simulation.invariants.isolation import I11Isolation
 from tests.simulation.invariants.kept import I7Kept
 from tests.simulation.invariants.nothing_left import I4NothingLeft
 from tests.simulation.invariants.parked import I5Parked
+from tests.simulation.invariants.queue import Queue
 from tests.simulation.invariants.readiness import I10Readiness
 from tests.simulation.invariants.room import I8Room
 from tests.simulation.invariants.state import I5State
@@ -32,6 +33,7 @@ ALL = (
     I8Room,
     I10Readiness,
     I11Isolation,
+    Queue,
     ResponsesEnd,
 )
 

@@ -19,6 +19,7 @@ from sessions.client import (
 from sessions.lifecycle import CloseReason, State
 from tests.simulation.client import Client
 from tests.simulation.line import Attachment
+from tests.simulation.profile import OUT_OF_BYTES
 from tests.simulation.told import size_of, value_of
 from tests.simulation.watch import Invariant
 from tests.simulation.world import World
@@ -178,7 +179,7 @@ class I7Attachments(Invariant):
         elif error.code == "session_state_lost":
             self.count("attaches refused for a session that has ended")
             return
-        elif error.code in ("fenced", "capacity_exceeded"):
+        elif error.code in ("fenced", *OUT_OF_BYTES):
             return
         self.check(
             attachment.refusable is not None and error.code in attachment.refusable,

@@ -8,6 +8,7 @@ from protocol.device_bytes import HOST
 from protocol.errors import ErrorInfo
 from protocol.messages import Answer, Close, Configure, Open, TurnEnded
 from tests.simulation.engine import declared
+from tests.simulation.profile import OUT_OF_BYTES
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
@@ -106,7 +107,7 @@ class I3Budget(Invariant):
         assert places is not None
         assert error is not None
         command = self._asked.pop((worker.incarnation, answer.session, answer.command), None)
-        if command is None or error.code != "capacity_exceeded" or "needed" not in error.message:
+        if command is None or error.code not in OUT_OF_BYTES or "needed" not in error.message:
             return
         kind = "settings" if isinstance(command, Configure) else "opens"
         if isinstance(command, Open) and command.restore:

@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 
 from protocol.errors import ErrorInfo
 from protocol.messages import Answer, Close, Open, Report, TurnEnded
+from tests.simulation.profile import OUT_OF_BYTES
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
@@ -113,7 +114,7 @@ def _error(action: Action) -> ErrorInfo | None:
 def _finds_no_room(action: Action) -> bool:
     """Whether a session was there for as long as it took to see that."""
     error = _error(action)
-    return error is not None and error.code == "capacity_exceeded" and "needed" in error.message
+    return error is not None and error.code in OUT_OF_BYTES and "needed" in error.message
 
 
 def _is_fenced(action: Action) -> bool:

@@ -108,8 +108,9 @@ class I4NothingLeft(Invariant):
                 if records > len(hosted):
                     records -= self._in_doubt(process)
                 self.check(records <= len(hosted), f"{records} records for {len(hosted)} sessions")
+            waits = hosted.openings.deadline_ms is not None
             self.check(
-                len(hosted.deadlines) <= len(hosted),
+                len(hosted.deadlines) <= len(hosted) + waits,
                 f"{len(hosted.deadlines)} timers for {len(hosted)} sessions",
             )
         elif isinstance(process, WorkerProcess):
@@ -134,6 +135,7 @@ class I4NothingLeft(Invariant):
                 continue
             hosted = gateway.hosted
             self.check(len(hosted) == 0, f"{gateway.place} hosts {[h.id for h in hosted.all()]}")
+            self.check(len(hosted.openings) == 0, f"{gateway.place} has opens that wait")
             records = len(hosted.directory) - self._in_doubt(gateway)
             self.check(records == 0, f"{gateway.place} has records")
             self.check(hosted.deadlines.next_ms() is None, f"{gateway.place} has a timer")

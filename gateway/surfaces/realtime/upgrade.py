@@ -1,0 +1,100 @@
+"""The upgrade of a Realtime connection whose session may have to wait for a place.
+
+It is accepted when there is something to say: that the session is open, or where it stands in
+the queue. What the client says meanwhile is kept in its order, and when it leaves, its open is
+given up at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Message, Receive, Send
+
+from gateway.surfaces.while_waiting import while_waiting
+from sessions.openings import Position
+
+AHEAD_MESSAGES = 64
+AHEAD_BYTES = 1024 * 1024
+"""What is read of a client that waits; who says more is not read on until it is let in."""
+
+Result = TypeVar("Result")
+
+
+class Upgrade:
+    """One connection before it has a session."""
+
+    def __init__(self, subprotocol: str | None, receive: Receive, send: Send) -> None:
+        self.subprotocol = subprotocol
+        self.accepted = False
+        self._receive = receive
+        self._send = send
+        self._ahead: deque[Message] = deque()
+        self._ahead_bytes = 0
+        self._position: Position | None = None
+        self._moved = asyncio.Event()
+
+    async def accept(self) -> None:
+        """Accept the upgrade, if that has not been done. Raises OSError."""
+        if not self.accepted:
+            self.accepted = True
+            await self._send(
+                {"type": "websocket.accept", "subprotocol": self.subprotocol, "headers": []}
+            )
+
+    async def receive(self) -> Message:
+        """The next message of the client: first those that came while it waited."""
+        return self._ahead.popleft() if self._ahead else await self._receive()
+
+    def stands(self, position: Position) -> None:
+        """Its open waits, and stands there now."""
+        self._position = position
+        self._moved.set()
+
+    async def hold(
+        self, opening: Coroutine[Any, Any, Result], undo: Callable[[Result], None]
+    ) -> Result:
+        """The result of `opening`, which is cancelled, or undone, when the client leaves first.
+
+        Raises what `opening` raises, and OSError when the client has left.
+        """
+        return await while_waiting(opening, self._read_ahead(), self._tell(), undo=undo)
+
+    async def _read_ahead(self) -> None:
+        """Ends when the client has left."""
+        while len(self._ahead) < AHEAD_MESSAGES and self._ahead_bytes < AHEAD_BYTES:
+            message = await self._receive()
+            self._ahead.append(message)
+            if message["type"] == "websocket.disconnect":
+                return
+            self._ahead_bytes += len(message.get("text") or message.get("bytes") or "")
+        await asyncio.Event().wait()
+
+    async def _tell(self) -> None:
+        """Say where the open stands, the newest position only. Ends when nobody takes it."""
+        try:
+            while True:
+                await self._moved.wait()
+                self._moved.clear()
+                await self.accept()
+                await self._send({"type": "websocket.send", "text": self._event()})
+        except (OSError, RuntimeError):
+            # The client has left, or the server has closed by itself.
+            return
+
+    def _event(self) -> str:
+        position = self._position
+        assert position is not None
+        return msgspec.json.encode(
+            {
+                "type": "antiphon.queued",
+                "event_id": f"event_{secrets.token_hex(12)}",
+                "position": position.position,
+                "estimate_ms": position.estimate_ms,
+            }
+        ).decode()

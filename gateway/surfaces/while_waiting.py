@@ -1,0 +1,36 @@
+"""What a connection does while it waits for its session to be opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def while_waiting(
+    opening: Coroutine[Any, Any, Result],
+    *beside: Coroutine[Any, Any, None],
+    undo: Callable[[Result], None],
+) -> Result:
+    """The result of `opening`, if that is there before one of `beside` ends.
+
+    Raises what `opening` raises, and ConnectionAbortedError when something else ended first:
+    then `opening` is cancelled. Where it is too late for that `undo` is called with its result.
+    """
+    task = asyncio.create_task(opening)
+    others = [asyncio.create_task(each) for each in beside]
+    taken = False
+    try:
+        await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ConnectionAbortedError
+        taken = True
+        return task.result()
+    finally:
+        # Without waiting for them: a cancellation meanwhile would lose the result.
+        for each in (task, *others):
+            each.cancel()
+        if not taken and task.done() and not task.cancelled() and task.exception() is None:
+            undo(task.result())

@@ -1,0 +1,514 @@
+"""Opens that have not become sessions yet: tried in order, made to wait, or refused.
+
+Those of the highest priority come first, then who came first. What one of them lacks (a
+place of its pipeline, one of its tenant's, room on a stage) is not given to who comes after it
+and needs the same; who needs something else is not held up. Nothing is held while one waits.
+
+Who is refused is promised a place where its time can be foretold: who comes later is let in
+only as long as that promise can still be kept.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    ErrorKind,
+    SessionTooLarge,
+    TenantShareExceeded,
+)
+from sessions.admission import Admission
+from sessions.forecast import EXPECTED, SURE, Holder
+from sessions.pipeline import Pipeline
+
+AT_ONCE = 8
+"""Sessions of a pipeline whose opens wait that are opened at the same time."""
+
+PROMISES = 64
+"""Refusals with a time to come back that are kept in mind, for each thing that is lacking."""
+KEPT_MS = 2_000.0
+"""How long a promised place is kept for who is late: `Retry-After` is in whole seconds."""
+
+_PAUSE_MS, _LONGEST_PAUSE_MS = 250.0, 5_000.0
+"""Between two tries on a stage that had no room; each failure doubles it."""
+
+_OUT_OF_ROOM = frozenset({CapacityExceeded.code, TenantShareExceeded.code})
+"""Refusals that end when others give their room up."""
+
+_Lack = tuple[str, str, str]
+"""What is lacking: ("pipeline", NAME, ""), ("tenant", PIPELINE, TENANT), room on a stage,
+("stage", NAME, ""), or what one tenant may have of it, ("stage", NAME, TENANT)."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an open stands: 1 is the next. `estimate_ms` is None where nothing is known yet."""
+
+    position: int
+    estimate_ms: int | None
+
+
+@dataclass(eq=False)
+class Opening:
+    """Somebody who wants a session.
+
+    `begin` hosts one and opens it, and raises AntiphonError where that is no use; what becomes of
+    it is told to `Openings`. `on_position` is told whenever the position has changed, and
+    `on_refused` once.
+    """
+
+    pipeline: Pipeline
+    tenant: str
+    priority: int
+    begin: Callable[[], None]
+    on_position: Callable[[Position], None]
+    on_refused: Callable[[AntiphonError], None]
+    since_ms: float = 0.0
+    number: int = 0
+    trying: bool = False
+    """Whether its session is being opened."""
+    returning: bool = False
+    """Whether it was promised that it would be let in now."""
+    evicting: bool = False
+    """Whether a session ends to make room for it."""
+    told: Position | None = None
+    reason: AntiphonError | None = None
+    """Why it was not let in the last time."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether opens of its pipeline wait for a place."""
+        return self.pipeline.limits.waiting > 0
+
+    @property
+    def until_ms(self) -> float:
+        """When it is refused, if it still waits then; who waits for an eviction waits for that."""
+        limits = self.pipeline.limits
+        least_ms = 2 * limits.close_ms if self.evicting else 0
+        return self.since_ms + max(least_ms, limits.wait_ms if self.queued else 0)
+
+
+@dataclass
+class _Shut:
+    """A stage that had no room when it was last asked."""
+
+    pause_ms: float
+    not_before_ms: float
+    news: bool = False
+    probe: Opening | None = None
+
+
+@dataclass(frozen=True)
+class _Promise:
+    due_ms: float
+    number: int
+    """It binds who comes after it."""
+
+
+class Openings:
+    """All opens of a gateway. Times are monotonic ms.
+
+    `evict(pipeline, tenant)` ends a session that may go to make room for one of this tenant;
+    whether there is one.
+    """
+
+    def __init__(self, admission: Admission, evict: Callable[[Pipeline, str], bool]) -> None:
+        self._admission = admission
+        self._evict = evict
+        self._openings: list[Opening] = []
+        self._shut: dict[_Lack, _Shut] = {}
+        self._capacity: dict[_Lack, int] = {}
+        """How many sessions a stage held when it last had no room."""
+        self.over: AntiphonError | None = None
+        """Why nobody is let in any more."""
+        self._promises: dict[_Lack, list[_Promise]] = {}
+        self._number = 0
+        self._tried_ms = 0.0
+        self._serving = False
+        self._again = False
+
+    # What is told to it
+
+    def ask(self, opening: Opening, now_ms: float) -> None:
+        """Open a session now, wait for it, or refuse it."""
+        if self.over is not None:
+            opening.on_refused(self.over)
+            return
+        opening.since_ms = now_ms
+        opening.number = self._next_number()
+        opening.returning = self._claims(opening, now_ms)
+        insort(self._openings, opening, key=lambda known: -known.priority)
+        self._try(now_ms)
+        if (
+            opening in self._openings
+            and not (opening.trying or opening.evicting)
+            and not self._may_wait(opening)
+        ):
+            self._refuse(opening, now_ms)
+        self._tell(now_ms)
+
+    def withdraw(self, opening: Opening, now_ms: float) -> None:
+        """Nobody wants it any more; what it is opening is the caller's to close."""
+        if opening in self._openings:
+            self._remove(opening)
+            self.serve(now_ms)
+
+    def opened(self, opening: Opening, now_ms: float) -> None:
+        """Its session is open."""
+        if opening in self._openings:
+            self._remove(opening)
+            for lack in _of_stages(opening):
+                self._shut.pop(lack, None)
+                if lack in self._capacity:
+                    held = len(self._holders(lack, now_ms))
+                    self._capacity[lack] = max(self._capacity[lack], held)
+            self.serve(now_ms)
+
+    def failed(
+        self, opening: Opening, error: AntiphonError, stage: str | None, now_ms: float
+    ) -> None:
+        """Its session could not be opened, and is gone again; `stage` did not take it."""
+        if opening not in self._openings:
+            return
+        opening.trying, opening.reason = False, error
+        lack = None if stage is None else _stage_lack(stage, opening, error)
+        self._forget_probe(opening, failed_on=lack)
+        if self.over is not None or not _wants_room(error):
+            self._remove(opening)
+            opening.on_refused(error)
+        else:
+            if lack is not None:
+                self._capacity[lack] = len(self._holders(lack, now_ms))
+                self._took_it(opening, lack)
+            if not opening.queued or now_ms >= opening.until_ms:
+                self._refuse(opening, now_ms, lack)
+            elif lack is not None:
+                self._shut_off(lack, now_ms)
+        self.serve(now_ms)
+
+    def _took_it(self, opening: Opening, refused: _Lack) -> None:
+        """The stages that were asked before the one that refused had room."""
+        for lack in _of_stages(opening):
+            if lack[1] == refused[1]:
+                return
+            self._shut.pop(lack, None)
+
+    def room_on(self, stage: str) -> None:
+        """There may be room on `stage` again; to be followed by `serve`."""
+        for (_, name, _), shut in self._shut.items():
+            shut.news = shut.news or name == stage
+
+    def close(self, error: AntiphonError) -> None:
+        """Refuse all that wait, and whoever comes or fails from now on."""
+        self.over = error
+        for opening in list(self._openings):
+            if not opening.trying:
+                self._remove(opening)
+                opening.on_refused(error)
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """When `serve` is due at the latest."""
+        times = [opening.until_ms for opening in self._openings if not opening.trying]
+        if times:
+            # A pause that is over lets nobody in whom another stage holds up.
+            pauses = (shut.not_before_ms for shut in self._shut.values() if self._ready(shut))
+            times += [pause_ms for pause_ms in pauses if pause_ms > self._tried_ms]
+            times += [promises[0].due_ms + KEPT_MS for promises in self._promises.values()]
+        return min(times, default=None)
+
+    def serve(self, now_ms: float) -> None:
+        """Open what there may be room for now, and refuse who has waited too long."""
+        if self._serving:
+            self._again = True
+            return
+        self._forget_promises(now_ms)
+        for opening in list(self._openings):
+            if opening in self._openings and not opening.trying and now_ms >= opening.until_ms:
+                self._refuse(opening, now_ms)
+        self._try(now_ms)
+        self._tell(now_ms)
+
+    # What it tells
+
+    def waiting(self, pipeline: str) -> list[Opening]:
+        """The opens of a pipeline that are not sessions yet, in their order."""
+        return [known for known in self._openings if known.pipeline.name == pipeline]
+
+    def __len__(self) -> int:
+        return len(self._openings)
+
+    def freeze(self, now_ms: float) -> tuple[object, ...]:
+        """The canonical state, with times as seen from now."""
+        return (
+            tuple((o.pipeline.name, o.priority, o.trying, o.evicting) for o in self._openings),
+            tuple((lack, shut.news) for lack, shut in sorted(self._shut.items())),
+            tuple(
+                (lack, tuple(promise.due_ms - now_ms for promise in promises))
+                for lack, promises in sorted(self._promises.items())
+            ),
+        )
+
+    # Trying
+
+    def _try(self, now_ms: float) -> None:
+        self._tried_ms = now_ms
+        self._serving = True
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                self._try_each(now_ms)
+        finally:
+            self._serving = False
+
+    def _try_each(self, now_ms: float) -> None:
+        lacking: set[_Lack] = set()
+        for opening in list(self._openings):
+            if opening.trying or opening not in self._openings:
+                continue
+            lack = next((lack for lack in _needs(opening) if lack in lacking), None)
+            lack = lack or self._lack(opening, now_ms)
+            if lack is None:
+                self._begin(opening)
+                continue
+            lacking.add(lack)
+            full = self._admission.lacking(opening.pipeline, opening.tenant) is not None
+            if full and not opening.evicting:
+                opening.evicting = self._evict(opening.pipeline, opening.tenant)
+
+    def _begin(self, opening: Opening) -> None:
+        opening.trying = True
+        for lack in _of_stages(opening):
+            if (shut := self._shut.get(lack)) is not None:
+                shut.probe, shut.news = opening, False
+        try:
+            opening.begin()
+        except AntiphonError as error:
+            self._remove(opening)
+            opening.on_refused(error)
+
+    def _lack(self, opening: Opening, now_ms: float) -> _Lack | None:
+        """What stands in its way, as far as is known here."""
+        pipeline, tenant = opening.pipeline, opening.tenant
+        if self._admission.held(pipeline.name) >= pipeline.limits.sessions:
+            return _of_pipeline(pipeline)
+        if self._admission.tenant_full(pipeline, tenant):
+            return ("tenant", pipeline.name, tenant)
+        if not opening.returning:
+            for lack in _needs(opening):
+                if self._promised(lack, opening, now_ms):
+                    return lack
+        if opening.queued:
+            trying = sum(known.trying for known in self.waiting(pipeline.name))
+            if trying >= AT_ONCE:
+                return _of_pipeline(pipeline)
+        for lack in _of_stages(opening):
+            shut = self._shut.get(lack)
+            if shut is not None and not (self._ready(shut) and now_ms >= shut.not_before_ms):
+                return lack
+        return None
+
+    def _shut_off(self, lack: _Lack, now_ms: float) -> None:
+        """Let nobody else try it before something has changed there."""
+        known = self._shut.get(lack)
+        pause_ms = _PAUSE_MS if known is None else min(2 * known.pause_ms, _LONGEST_PAUSE_MS)
+        news = known is not None and known.news
+        self._shut[lack] = _Shut(pause_ms, now_ms + pause_ms, news)
+
+    @staticmethod
+    def _ready(shut: _Shut) -> bool:
+        """Whether one open may find out if there is room again."""
+        return shut.news and shut.probe is None
+
+    def _forget_probe(self, opening: Opening, failed_on: _Lack | None = None) -> None:
+        for lack, shut in self._shut.items():
+            if shut.probe is opening:
+                shut.probe, shut.news = None, shut.news or lack != failed_on
+
+    # Refusing
+
+    def _remove(self, opening: Opening) -> None:
+        self._openings.remove(opening)
+        self._forget_probe(opening)
+
+    def _refuse(self, opening: Opening, now_ms: float, lack: _Lack | None = None) -> None:
+        """Refuse it, for the `lack` that it has just met or the one that stands in its way."""
+        self._remove(opening)
+        pipeline, reason = opening.pipeline, opening.reason
+        lack = lack or self._lack(opening, now_ms) or _of_pipeline(pipeline)
+        full = self._admission.lacking(pipeline, opening.tenant)
+        field: str | None = "model"
+        code = CapacityExceeded.code
+        if lack[0] != "stage" and full is not None:
+            why = full
+        elif reason is not None:
+            why, code, field = reason.message, reason.code, reason.field
+        else:
+            why = f"what is free for pipeline {pipeline.name} is promised to who came before"
+        if opening.told is not None:
+            why += f"; this open has waited for {(now_ms - opening.since_ms) / 1000:.1f} s"
+        retry_after_ms = None
+        if code in _OUT_OF_ROOM:
+            retry_after_ms = self._promise(lack, opening, now_ms)
+        opening.on_refused(
+            CapacityExceeded(why, field=field, code=code, retry_after_ms=retry_after_ms)
+        )
+
+    # Foretelling
+
+    def _may_wait(self, opening: Opening) -> bool:
+        """Whether the queue has room for it, beyond those for whom there are places."""
+        limits, name = opening.pipeline.limits, opening.pipeline.name
+        places = 0
+        if not any(lack in self._shut for lack in _of_stages(opening)):
+            places = max(0, limits.sessions - self._admission.held(name))
+        return opening.queued and self._ahead(opening) < limits.waiting + places
+
+    def _ahead(self, opening: Opening) -> int:
+        """Others of its pipeline that wait for a place, and not for one that is made for them."""
+        others = self.waiting(opening.pipeline.name)
+        return sum(not (o.trying or o.evicting or o is opening) for o in others)
+
+    def _holders(self, lack: _Lack, now_ms: float) -> list[Holder]:
+        match lack:
+            case ("stage", stage, tenant):
+                return self._admission.holders(now_ms, stage=stage, tenant=tenant or None)
+            case ("tenant", pipeline, tenant):
+                return self._admission.holders(now_ms, pipeline=pipeline, tenant=tenant)
+            case (_, pipeline, _):
+                return self._admission.holders(now_ms, pipeline=pipeline)
+
+    def _free(self, lack: _Lack, pipeline: Pipeline, holders: int) -> int:
+        match lack:
+            case ("stage", _, _):
+                return self._capacity.get(lack, holders) - holders
+            case ("tenant", _, _):
+                return (pipeline.limits.sessions_per_tenant or holders) - holders
+            case _:
+                return pipeline.limits.sessions - holders
+
+    def _claims(self, opening: Opening, now_ms: float) -> bool:
+        """Whether somebody was promised a place for about now: nobody else comes just then."""
+        self._forget_promises(now_ms)
+        claims = False
+        for lack in _needs(opening):
+            promises = self._promises.get(lack)
+            if promises and promises[0].due_ms <= now_ms:
+                claims = True
+                del promises[0]
+                if not promises:
+                    del self._promises[lack]
+        return claims
+
+    def _forget_promises(self, now_ms: float) -> None:
+        """Those that nobody came for in time are not kept any longer."""
+        for lack, promises in list(self._promises.items()):
+            promises[:] = [promise for promise in promises if now_ms < promise.due_ms + KEPT_MS]
+            if not promises:
+                del self._promises[lack]
+
+    def _promised(self, lack: _Lack, opening: Opening, now_ms: float) -> bool:
+        """Whether a promise that is older than `opening` could not be kept if it were let in."""
+        earlier = [
+            promise for promise in self._promises.get(lack, ()) if promise.number < opening.number
+        ]
+        if not earlier:
+            return False
+        holders = self._holders(lack, now_ms)
+        free = self._free(lack, opening.pipeline, len(holders)) - 1
+        holders.append(Holder(opening.pipeline.name, 0.0))
+        forecast = self._admission.forecast
+        return any(
+            not forecast.free_within(holders, max(0.0, promise.due_ms - now_ms), n - free, SURE)
+            for n, promise in enumerate(earlier, 1)
+        )
+
+    def _promise(self, lack: _Lack, opening: Opening, now_ms: float) -> int | None:
+        """In how many ms it would be let in; None where that is not known."""
+        self._forget_promises(now_ms)
+        promises = self._promises.get(lack, [])
+        holders = self._holders(lack, now_ms)
+        free = self._free(lack, opening.pipeline, len(holders))
+        places = max(1, len(promises) + self._ahead(opening) + 1 - free)
+        if places > len(holders) or len(promises) >= PROMISES:
+            return None
+        wait_ms = self._admission.forecast.wait_ms(holders, places, SURE)
+        if wait_ms is None:
+            return None
+        due_ms = now_ms + ceil(wait_ms)
+        if promises:
+            due_ms = max(due_ms, promises[-1].due_ms)
+        self._promises.setdefault(lack, []).append(_Promise(due_ms, self._next_number()))
+        return ceil(due_ms - now_ms)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _tell(self, now_ms: float) -> None:
+        """Tell those whose position has changed, with when they may expect to be let in."""
+        by_pipeline: dict[str, list[Opening]] = {}
+        for opening in self._openings:
+            by_pipeline.setdefault(opening.pipeline.name, []).append(opening)
+        told: list[tuple[Opening, Position]] = []
+        for name, openings in by_pipeline.items():
+            changed = [
+                (opening, position)
+                for position, opening in enumerate(openings, 1)
+                if (
+                    not opening.trying
+                    if opening.told is None
+                    else opening.told.position != position
+                )
+            ]
+            if changed:
+                estimate = self._estimates(name, now_ms)
+                told += [(o, Position(position, estimate(position))) for o, position in changed]
+        for opening, position in told:
+            opening.told = position
+            opening.on_position(position)
+
+    def _estimates(self, pipeline: str, now_ms: float) -> Callable[[int], int | None]:
+        """When about the opens of a pipeline are let in, by position."""
+        holders = self._admission.holders(now_ms, pipeline=pipeline)
+        first_ms = self._admission.forecast.wait_ms(holders, 1, EXPECTED)
+        mean_ms = self._admission.forecast.mean_ms(holders)
+        if first_ms is None or mean_ms is None:
+            return lambda position: None
+        each_ms = mean_ms / len(holders)
+        return lambda position: ceil(first_ms + (position - 1) * each_ms)
+
+
+def _of_pipeline(pipeline: Pipeline) -> _Lack:
+    return ("pipeline", pipeline.name, "")
+
+
+def _of_stages(opening: Opening) -> Iterator[_Lack]:
+    """What it may lack on its stages."""
+    for stage in opening.pipeline.opening_order or opening.pipeline.stages:
+        yield ("stage", stage, "")
+        yield ("stage", stage, opening.tenant)
+
+
+def _needs(opening: Opening) -> Iterator[_Lack]:
+    """All that it may lack."""
+    yield _of_pipeline(opening.pipeline)
+    yield ("tenant", opening.pipeline.name, opening.tenant)
+    yield from _of_stages(opening)
+
+
+def _stage_lack(stage: str, opening: Opening, error: AntiphonError) -> _Lack:
+    """What the refusal of a stage says is lacking there."""
+    own = error.code == TenantShareExceeded.code
+    return ("stage", stage, opening.tenant if own else "")
+
+
+def _wants_room(error: AntiphonError) -> bool:
+    """Whether a session may find room later that was refused for `error`."""
+    return error.kind is ErrorKind.CAPACITY and error.code != SessionTooLarge.code

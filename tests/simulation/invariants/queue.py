@@ -1,0 +1,93 @@
+"""The opens that wait for a place: their order, their positions, and that nobody waits in vain."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from sessions.openings import AT_ONCE, Position
+from tests.simulation.client import Client
+from tests.simulation.gateway import GatewayProcess
+from tests.simulation.process import Process
+from tests.simulation.watch import Invariant
+from tests.simulation.world import World
+
+
+class Queue(Invariant):
+    """All of one gateway want the same and have the same priority: who came first goes first."""
+
+    name = "queue"
+    preconditions = (
+        "opens that waited",
+        "opens that moved up",
+        "opens that began after they had waited",
+        "opens that began again",
+        "opens that waited for room on a stage",
+    )
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._orders: defaultdict[str, list[Client]] = defaultdict(list)
+        self._positions: dict[Client, int] = {}
+
+    def asked(self, client: Client) -> None:
+        """It comes behind all others."""
+        self._order(client).append(client)
+
+    def unqueued(self, client: Client) -> None:
+        """It stands there no more."""
+        if client in self._order(client):
+            self._order(client).remove(client)
+
+    def begins(self, client: Client) -> None:
+        """Nobody who came before it still waits."""
+        order = self._order(client)
+        self.check(client in order, f"{client.name} is opened, which has not asked")
+        for other in order[: order.index(client)]:
+            trying = other.opening is not None and other.opening.trying
+            self.check(trying, f"{client.name} is opened before {other.name}")
+        if client in self._positions:
+            self.count("opens that began after they had waited")
+        if client.refused_once:
+            self.count("opens that began again")
+
+    def stands(self, client: Client, position: Position) -> None:
+        """It is told the truth, and no position twice or worse than before."""
+        order = self._order(client)
+        self.check(client in order, f"{client.name} is told of its position, and does not wait")
+        at = order.index(client) + 1
+        self.check(position.position == at, f"{client.name} is told {position}, and is number {at}")
+        before = self._positions.get(client)
+        if before is None:
+            self.count("opens that waited")
+        else:
+            self.count("opens that moved up")
+            self.check(position.position < before, f"{client.name} moves from {before} to {at}")
+        self._positions[client] = position.position
+
+    def stepped(self, process: Process) -> None:
+        """Nobody waits where there is a place, but for others that are being opened, for what a
+        stage may lack, or for a promise."""
+        if not isinstance(process, GatewayProcess):
+            return
+        openings, pipeline = process.hosted.openings, process.pipeline
+        waiting = openings.waiting(pipeline.name)
+        known = [client.opening for client in self._orders[process.incarnation]]
+        self.check(known == waiting, f"{known} wait, and the gateway has {waiting}")
+        tried = sum(opening.trying for opening in waiting)
+        if tried == len(waiting):
+            return
+        _, shut, promised = openings.freeze(process.now_ms)
+        if shut:
+            self.count("opens that waited for room on a stage")
+        if shut or promised or tried >= AT_ONCE:
+            return
+        lacking = process.hosted.admission.lacking(pipeline, "tenant")
+        self.check(lacking is not None, f"{len(waiting) - tried} opens wait, and there is a place")
+
+    def gateway_died(self, gateway: GatewayProcess) -> None:
+        """Who waited there waits no more."""
+        self._orders.pop(gateway.incarnation, None)
+
+    def _order(self, client: Client) -> list[Client]:
+        assert client.gateway is not None
+        return self._orders[client.gateway.incarnation]
