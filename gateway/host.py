@@ -21,6 +21,7 @@ from gateway.hosting import (
     OnOutput,
     PipelineHealth,
     SessionDescription,
+    SessionHistory,
     SessionSummary,
     WorkerSummary,
 )
@@ -28,6 +29,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.overview import session_summary, stage_health, worker_summary
 from gateway.placement import Placement, Replica
 from gateway.pools import Pools
+from gateway.timeline import NOTED
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.deadline_timer import DeadlineTimer
@@ -112,6 +114,11 @@ class GatewayHost:
         """With the memory directory the only gateway always may act."""
         return True
 
+    @property
+    def overview_changed(self) -> asyncio.Event:
+        """Set when something of what operators see has changed; its one reader clears it."""
+        return self._books.changed
+
     # Opening
 
     def resolve(self, model: str | None) -> str:
@@ -157,9 +164,13 @@ class GatewayHost:
         session = self._session(spec, tenant, name, secret, bounds, settings_patch)
         identity = session.identity
         wires = SessionWires(session.fence, spec, self._transfers)
-        clients = Clients(session, self._loop.create_future(), self._now_ms())
+        clients = Clients(session, self._loop.create_future(), self._now_ms(), lambda: wires.turns)
 
         def told(action: ToClient) -> None:
+            if type(action.output) not in NOTED:
+                clients.tell(action)
+                return
+            self._books.told(session, action)
             announced = clients.announced
             clients.tell(action)
             if clients.announced and not announced:
@@ -170,6 +181,7 @@ class GatewayHost:
 
         hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released)
         self._hosted.admit(hosted)
+        self._books.begun(session, clients.opened_at_ms)
         self._clients[identity.session] = clients
         if name is not None and on_output is not None:
             clients.listeners[name] = on_output
@@ -296,9 +308,16 @@ class GatewayHost:
         return self._summary(self._find(session, tenant), self._now_ms())
 
     def _summary(self, clients: Clients, now_ms: float) -> SessionSummary:
-        hosted = self._hosted.get(clients.session.identity.session)
-        turns = 0 if hosted is None else hosted.wires.turns
-        return session_summary(clients.session, turns, clients.opened_at_ms, now_ms)
+        noted = self._books.timelines.noted(clients.session.identity.session)
+        return session_summary(
+            clients.session, clients.turns(), clients.opened_at_ms, noted, now_ms
+        )
+
+    def history(self, session: str) -> SessionHistory:
+        """One session with its timeline, also one of those that ended last. Raises NotFound."""
+        return self._books.timelines.ended(session) or self._books.timelines.running(
+            self.summary(session, None)
+        )
 
     def describe(self, session: str, tenant: str) -> SessionDescription:
         """One session of this tenant, with its settings and limits. Raises NotFound."""
@@ -319,6 +338,13 @@ class GatewayHost:
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
+
+    def evict_session(self, session: str) -> None:
+        """End a session to make room for others. Raises NotFound, and SessionBusy while a turn
+        is in flight."""
+        if self._find(session, None).session.working:
+            raise SessionBusy("a turn of this session is in flight")
+        self.handle(session, CloseRequested(CloseReason.EVICTED))
 
     def park_session(self, session: str) -> tuple[str, ...]:
         """Have the state of a session put away where it can be. Raises NotFound, and
@@ -341,6 +367,7 @@ class GatewayHost:
     def drain(self) -> None:
         """Take no more sessions and close all."""
         self.draining = True
+        self._books.changed.set()
         for hosted in self._hosted.all():
             self.handle(hosted.id, CloseRequested(CloseReason.DRAINED))
 
@@ -380,14 +407,16 @@ class GatewayHost:
             await clients.room.wait()
 
     def _released(self, clients: Clients, reason: CloseReason) -> None:
-        del self._clients[clients.session.identity.session]
+        session = clients.session
+        del self._clients[session.identity.session]
         clients.end(SessionStateLost("the session has ended"))
         self._changed.set()
         if clients.announced:
-            self._remember_end(clients.session.identity)
+            self._remember_end(session.identity)
         elif not clients.opened.done():
-            clients.opened.set_exception(_refusal(clients.session, reason))
-        self._books.released(clients.session, reason, opened=clients.announced)
+            clients.opened.set_exception(_refusal(session, reason))
+        self._books.released(session, reason, opened=clients.announced)
+        self._books.forget(self._summary(clients, self._now_ms()), keep=clients.announced)
 
     def _remember_end(self, identity: Identity) -> None:
         self._ended[identity.session] = identity.tenant

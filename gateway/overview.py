@@ -7,6 +7,7 @@ import msgspec
 from gateway.hosting import SessionSummary, StageHealth, WorkerSummary
 from gateway.placement import Replica
 from protocol.device_bytes import DeviceBytes
+from sessions.lifecycle import CloseReason
 from sessions.session import Session
 
 
@@ -22,10 +23,11 @@ def stage_health(replicas: list[Replica], now_ms: float) -> StageHealth:
 
 
 def session_summary(
-    session: Session, turns: int, opened_at_ms: float, now_ms: float
+    session: Session, turns: int, opened_at_ms: float, noted: int, now_ms: float
 ) -> SessionSummary:
-    """One session."""
+    """One session; its times are monotonic ms."""
     identity = session.identity
+    left = {reason: round((at - now_ms) / 1000, 3) for at, reason in session.ends}
     return SessionSummary(
         id=identity.session,
         pipeline=session.pipeline.name,
@@ -39,6 +41,10 @@ def session_summary(
         facts=session.facts(),
         parked=session.parked,
         bytes=session.reserved,
+        idle_left_s=left.get(CloseReason.IDLE),
+        age_left_s=left.get(CloseReason.MAX_AGE),
+        grace_left_s=left.get(CloseReason.DETACHED),
+        noted=noted,
     )
 
 

@@ -171,6 +171,16 @@ class Session:
         return self._lifecycle.idle_since_ms
 
     @property
+    def ends(self) -> list[tuple[float, CloseReason]]:
+        """When its clocks end it (monotonic ms), and for what reason, while it is open."""
+        return self._lifecycle.ends
+
+    @property
+    def working(self) -> bool:
+        """Whether a turn is in flight."""
+        return self._machine.working
+
+    @property
     def evictable(self) -> bool:
         """Whether it may end to make room: nobody is there, and no turn is in flight."""
         return self.state is State.DETACHED and not self._machine.working

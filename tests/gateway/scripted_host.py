@@ -10,6 +10,7 @@ from gateway.hosting import (
     OnOutput,
     PipelineHealth,
     SessionDescription,
+    SessionHistory,
     SessionSummary,
     StageHealth,
     WorkerSummary,
@@ -111,6 +112,9 @@ class ScriptedHost:
         self.missed: list[ClientOutput] = []
         """What a client that attaches is told again."""
         self.attached = asyncio.Event()
+        self.overview_changed = asyncio.Event()
+        self.looks = 0
+        """How often somebody asked for all sessions."""
 
     def resolve(self, model: str | None) -> str:
         if model not in (None, "voice", "gpt-realtime"):
@@ -143,6 +147,7 @@ class ScriptedHost:
         return [PipelineHealth("voice", self.required, self.stages, held, self.session_limit, full)]
 
     def sessions(self) -> list[SessionSummary]:
+        self.looks += 1
         return [
             SessionSummary(entry.session, "voice", "duplex", entry.tenant, "active", 1, 0, 1.5, 0.5)
             for entry in self.attachments
@@ -186,6 +191,9 @@ class ScriptedHost:
                 return entry
         raise self._no(session)
 
+    def history(self, session: str) -> SessionHistory:
+        return SessionHistory(self.summary(session, None), {"dropped": 0, "entries": []})
+
     def describe(self, session: str, tenant: str) -> SessionDescription:
         summary = self.summary(session, tenant)
         return SessionDescription(summary, DuplexSettings(), Limits(), EXPIRES_AT_S)
@@ -195,6 +203,9 @@ class ScriptedHost:
             if entry.session == session and not entry.ended:
                 entry.end("admin")
                 return
+        raise self._no(session)
+
+    def evict_session(self, session: str) -> None:
         raise self._no(session)
 
     def park_session(self, session: str) -> tuple[str, ...]:
@@ -209,5 +220,6 @@ class ScriptedHost:
 
     def drain(self) -> None:
         self.draining = True
+        self.overview_changed.set()
         for entry in self.attachments:
             entry.end("drained")
