@@ -21,6 +21,7 @@ from sessions.client import (
     SessionCreated,
     SessionEnded,
 )
+from sessions.lanes import DEFAULT_LANE
 
 TURNS = 32
 OTHERS = 32
@@ -87,7 +88,7 @@ class Timeline:
         """A turn has ended."""
         details = {
             "turn": turn.turn,
-            "lane": turn.lane,
+            "lane": None if turn.lane == DEFAULT_LANE else turn.lane,
             "status": turn.status,
             "reason": turn.reason,
             "error": turn.error,

@@ -63,7 +63,7 @@ def test_what_became_of_a_session_is_told_with_its_age() -> None:
             {"at_ms": 14.0, "event": "restored", "stage": "think", "origin": "snapshot"},
             {"at_ms": 15.0, "event": "closing", "reason": "engine_lost", "error": "engine_lost"},
             {
-                **{"at_ms": 20.0, "event": "turn_ended", "turn": 3, "lane": "default"},
+                **{"at_ms": 20.0, "event": "turn_ended", "turn": 3},
                 **{"status": "failed", "error": "engine_failed", "ttft_ms": 81.4},
             },
         ],
