@@ -8,10 +8,11 @@ armed for the earliest deadline of all sessions.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.bookkeeping import Bookkeeping
@@ -479,10 +480,13 @@ class GatewayHost:
             for pipeline in self.pipelines.values()
         ]
 
-    def sessions(self) -> list[SessionSummary]:
-        """All sessions that hold anything."""
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
+        """All sessions that hold anything; at most so many, those with the most bytes."""
         now_ms = self._now_ms()
-        return [self._summary(clients, now_ms) for clients in self._clients.values()]
+        shown: Iterable[Clients] = self._clients.values()
+        if most is not None and len(self._clients) > most:
+            shown = heapq.nlargest(most, shown, key=lambda clients: clients.session.reserved_bytes)
+        return [self._summary(clients, now_ms) for clients in shown]
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names."""

@@ -232,8 +232,8 @@ class SessionHost(Protocol):
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
 
-    def sessions(self) -> list[SessionSummary]:
-        """All sessions that hold anything."""
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
+        """All sessions that hold anything; at most so many, those with the most bytes."""
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names or that were seen."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.health import described
-from gateway.hosting import SessionHost, SessionSummary
+from gateway.hosting import SessionHost
 from protocol.errors import CapacityExceeded
 
 PERIOD_S = 0.5
@@ -44,21 +43,14 @@ _log = structlog.get_logger(__name__)
 
 def overview(host: SessionHost) -> dict[str, Any]:
     """All that operators see: workers with their devices, pipelines by name, and sessions."""
-    sessions = host.sessions()
-    total = len(sessions)
-    if total > SESSIONS:
-        sessions = heapq.nlargest(SESSIONS, sessions, key=_bytes_of)
+    pipelines = host.health()
     return {
         "draining": host.draining,
         "workers": host.workers(),
-        "pipelines": {state.name: described(state) for state in host.health()},
-        "sessions": sessions,
-        "sessions_total": total,
+        "pipelines": {state.name: described(state) for state in pipelines},
+        "sessions": host.sessions(SESSIONS),
+        "sessions_total": sum(state.sessions for state in pipelines),
     }
-
-
-def _bytes_of(session: SessionSummary) -> int:
-    return sum(sum(held.values()) for held in session.bytes.values())
 
 
 class LiveOverview:

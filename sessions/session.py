@@ -156,6 +156,11 @@ class Session:
         return self._stages.reserved
 
     @property
+    def reserved_bytes(self) -> int:
+        """All of that."""
+        return sum(sum(held.values()) for held in self._stages.reserved.values())
+
+    @property
     def state(self) -> State:
         """Where the session stands."""
         return self._lifecycle.state

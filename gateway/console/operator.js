@@ -133,6 +133,7 @@ $("key-form").addEventListener("submit", (event) => {
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
     live.stop();
+    if (state.connection !== "refused") tell("away", "Not looking");
   } else if (state.connection !== "refused") {
     live.start();
   }

@@ -232,7 +232,7 @@ def test_a_key_is_asked_for_until_it_is_right_and_kept_in_the_tab(
     wait_for(page, "window.antiphon?.state.documents > 0")
     page.get_by_role("link", name="Console").click()
     page.get_by_role("link", name="For operators").click()
-    wait_for(page, "window.antiphon.state.documents > 0")
+    wait_for(page, "window.antiphon?.state.documents > 0")
 
 
 def test_a_stream_that_breaks_is_said_and_comes_back_by_itself(
@@ -247,6 +247,48 @@ def test_a_stream_that_breaks_is_said_and_comes_back_by_itself(
     expect(page.get_by_role("alert")).to_be_hidden()
     deployment.until_ready()
     expect(row(page, sessions.open())).to_be_visible()
+
+
+def hide(page: Page, hidden: bool) -> None:
+    """The page goes to the background, or comes back."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+def test_a_page_in_the_background_looks_away(
+    deployment: Deployment, sessions: Sessions, open_page: OpenPage
+) -> None:
+    page = looked(open_page, deployment)
+    hide(page, True)
+    expect(page.get_by_role("status").first).to_have_text("Not looking")
+    session = sessions.open()
+    assert state(page)["connection"] == "away"
+    hide(page, False)
+    expect(row(page, session)).to_be_visible()
+    expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+def test_a_gateway_that_falls_silent_is_given_up(
+    deployment: Deployment, open_page: OpenPage
+) -> None:
+    page = looked(open_page, deployment)
+    hide(page, True)
+    page.clock.install()
+    page.route("**/v1/admin/live", lambda route: None)
+    with page.expect_request("**/v1/admin/live"):
+        hide(page, False)
+    page.clock.fast_forward(9_000)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.clock.fast_forward(1_000)
+    expect(page.get_by_role("alert")).to_contain_text("The connection was lost")
+    page.unroute("**/v1/admin/live")
+    page.clock.fast_forward(500)
+    expect(page.get_by_role("status").first).to_have_text("Live")
 
 
 def test_what_comes_from_others_is_text_and_who_waits_is_listed(

@@ -146,7 +146,7 @@ class ScriptedHost:
         full = held >= self.session_limit
         return [PipelineHealth("voice", self.required, self.stages, held, self.session_limit, full)]
 
-    def sessions(self) -> list[SessionSummary]:
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
         self.looks += 1
         return [
             SessionSummary(entry.session, "voice", "duplex", entry.tenant, "active", 1, 0, 1.5, 0.5)

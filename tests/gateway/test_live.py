@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,15 +14,19 @@ from starlette.types import Message
 from websockets.asyncio.client import connect
 
 from gateway import live
-from gateway.hosting import SessionSummary
 from gateway.live import Feed, LiveOverview, overview
+from loadtest.synthetic_step import StepOptions, SyntheticStep
 from protocol.config import GatewayConfig
+from sessions.pipeline import Kind, Pipeline
+from tests.cancel_at import Cut, at_every_suspension, comes_to, process
 from tests.gateway.conftest import Serve
 from tests.gateway.scripted_host import ScriptedHost
+from tests.gateway.serving import served
 
 ADMIN_KEY = "adm-0123456789"
 LIVE = "/v1/admin/live"
 LONG_S = 3600.0
+SIZES = {"small": 1_000, "large": 3_000_000, "medium": 200_000}
 
 
 @pytest.fixture
@@ -253,20 +256,49 @@ async def test_an_overview_that_fails_ends_the_streams_and_nothing_else(
             await anext(documents)
 
 
-def test_of_too_many_sessions_those_with_the_most_bytes_are_shown(
+async def test_of_too_many_sessions_those_with_the_most_bytes_are_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "SESSIONS", 2)
+    pipelines = {name: step_pipeline(name) for name in SIZES}
 
-    summary = SessionSummary("", "voice", "duplex", "local", "active", 1, 0, 1.0, 1.0)
+    def make_engine(stage: str) -> SyntheticStep:
+        return SyntheticStep(StepOptions(state_bytes=SIZES[stage]))
 
-    class Crowded(ScriptedHost):
-        def sessions(self) -> list[SessionSummary]:
-            return [
-                replace(summary, id=f"sess_{size}", bytes={"think": {"cpu": size}, "speak": {}})
-                for size in (5, 900, 70)
-            ]
-
-    document = overview(Crowded())
-    assert [session.id for session in document["sessions"]] == ["sess_900", "sess_70"]
+    async with served(pipelines, make_engine) as it:
+        for name in SIZES:
+            await it.host.open(pipeline=name, tenant="local", secret="a secret")
+        document = overview(it.host)
+    assert [session.pipeline for session in document["sessions"]] == ["large", "medium"]
     assert document["sessions_total"] == 3
+
+
+def step_pipeline(name: str) -> Pipeline:
+    return Pipeline(name, (name,), (), {"frames": name}, kind=Kind.WORLD)
+
+
+async def test_a_viewer_that_is_cancelled_anywhere_leaves_nothing(at_once: None) -> None:
+    host = ScriptedHost()
+    overviews = LiveOverview(host)
+    before = process()
+
+    async def attempt(cut: Cut) -> None:
+        leaves = asyncio.Event()
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+            host.overview_changed.set()
+            await asyncio.sleep(0)
+            if len(sent) == 4:
+                leaves.set()
+
+        async def receive() -> Message:
+            await leaves.wait()
+            return {"type": "http.disconnect"}
+
+        await cut.run(overviews.stream()({"type": "http"}, receive, send))
+        await comes_to(before, process)
+        assert overviews.viewers == 0
+
+    assert await at_every_suspension(attempt) >= 6

@@ -239,6 +239,28 @@ async def test_its_timeline_says_what_became_of_it() -> None:
     ]
 
 
+async def test_its_timeline_says_who_came_and_who_was_not_let_in() -> None:
+    async with playing(places=1) as game:
+        player = await game.join()
+        url = game.gateway.stream(player.id)
+        async with stream(url, role="controller", secret="another") as refused:
+            await refused.closed()
+        async with stream(url, role="observer") as observer:
+            await observer.until("attached")
+        async with stream(url, role="controller", takeover=True) as other:
+            await other.until("attached")
+            await player.connection.closed()
+            address = f"/v1/admin/sessions/{player.id}"
+            history = (await game.http.get(address)).json()
+        told = [(e["event"], *e.values()) for e in history["timeline"]["entries"][4:]]
+        assert [(event, *values[2:]) for event, *values in told] == [
+            ("attach_refused", "resume_refused"),
+            ("attached", "observer"),
+            ("let_go", "replaced"),
+            ("attached", "controller"),
+        ]
+
+
 async def test_its_clocks_are_told() -> None:
     limits = Limits(sessions=4, idle_ms=100_000, max_age_ms=300_000, grace_ms=20_000)
     async with playing(places=2, pipeline=replace(WORLD, limits=limits)) as game:
