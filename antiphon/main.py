@@ -14,7 +14,7 @@ from protocol.exit_status import ExitStatus
 COMMANDS = {
     "serve": "run a gateway and the workers that a config names",
     "talk": "speak to a running gateway and hear the answer",
-    "sessions": "list, show, park and close the sessions of a running gateway",
+    "sessions": "list, show, park and end the sessions of a running gateway",
     "ledger": "show the bytes that the workers of a running gateway have reserved",
     "models": "list, fetch and verify model files",
     "check": "check a config and point at what is wrong",

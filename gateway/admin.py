@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access import Access
 from gateway.hosting import SessionHost
+from gateway.live import LiveOverview, overview
 
 
 class AdminApi:
@@ -18,56 +20,83 @@ class AdminApi:
     def __init__(self, host: SessionHost, access: Access) -> None:
         self._host = host
         self._access = access
+        self._live = LiveOverview(host)
 
     def routes(self) -> list[Route]:
         """The routes, to be mounted at the root."""
+        one = "/v1/admin/sessions/{session}"
         return [
             Route("/v1/admin/sessions", self.list_sessions, methods=["GET"]),
-            Route("/v1/admin/sessions/{session}", self.get_session, methods=["GET"]),
-            Route("/v1/admin/sessions/{session}", self.close_session, methods=["DELETE"]),
-            Route("/v1/admin/sessions/{session}/park", self.park_session, methods=["POST"]),
-            Route("/v1/admin/sessions/{session}/restore", self.restore_session, methods=["POST"]),
+            Route(one, self.get_session, methods=["GET"]),
+            Route(one, self.close_session, methods=["DELETE"]),
+            Route(f"{one}/park", self.park_session, methods=["POST"]),
+            Route(f"{one}/restore", self.restore_session, methods=["POST"]),
+            Route(f"{one}/evict", self.evict_session, methods=["POST"]),
             Route("/v1/admin/waiting", self.list_waiting, methods=["GET"]),
             Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
+            Route("/v1/admin/overview", self.overview, methods=["GET"]),
+            Route("/v1/admin/live", self.live, methods=["GET"]),
         ]
 
     async def list_sessions(self, request: Request) -> Response:
         """`GET /v1/admin/sessions`."""
         self._access.check_admin(request.scope)
-        return JSONResponse({"sessions": [asdict(entry) for entry in self._host.sessions()]})
+        return _json({"sessions": self._host.sessions()})
 
     async def get_session(self, request: Request) -> Response:
-        """`GET /v1/admin/sessions/{id}`."""
+        """`GET /v1/admin/sessions/{id}`: with its timeline."""
         self._access.check_admin(request.scope)
-        return JSONResponse(asdict(self._host.summary(request.path_params["session"], None)))
+        history = self._host.history(request.path_params["session"])
+        return _json({**msgspec.to_builtins(history.summary), "timeline": history.timeline})
 
     async def close_session(self, request: Request) -> Response:
         """`DELETE /v1/admin/sessions/{id}`: close it now."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
         self._host.close_session(session)
-        return JSONResponse({"id": session, "closing": True}, status_code=202)
+        return _json({"id": session, "closing": True}, 202)
 
     async def park_session(self, request: Request) -> Response:
         """`POST /v1/admin/sessions/{id}/park`: put its state away, where that can be done now."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
         stages = self._host.park_session(session)
-        return JSONResponse({"id": session, "parked": stages}, status_code=202)
+        return _json({"id": session, "parked": stages}, 202)
 
     async def restore_session(self, request: Request) -> Response:
         """`POST /v1/admin/sessions/{id}/restore`: bring back what is parked of it."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
         stages = self._host.restore_session(session)
-        return JSONResponse({"id": session, "restored": stages}, status_code=202)
+        return _json({"id": session, "restored": stages}, 202)
+
+    async def evict_session(self, request: Request) -> Response:
+        """`POST /v1/admin/sessions/{id}/evict`: end it to make room, if no turn is in flight."""
+        self._access.check_admin(request.scope)
+        session = request.path_params["session"]
+        self._host.evict_session(session)
+        return _json({"id": session, "closing": True}, 202)
 
     async def list_waiting(self, request: Request) -> Response:
         """`GET /v1/admin/waiting`: the opens that wait for a place."""
         self._access.check_admin(request.scope)
-        return JSONResponse({"waiting": [asdict(entry) for entry in self._host.waiting()]})
+        return _json({"waiting": self._host.waiting()})
 
     async def list_workers(self, request: Request) -> Response:
         """`GET /v1/admin/workers`."""
         self._access.check_admin(request.scope)
-        return JSONResponse({"workers": [asdict(entry) for entry in self._host.workers()]})
+        return _json({"workers": self._host.workers()})
+
+    async def overview(self, request: Request) -> Response:
+        """`GET /v1/admin/overview`: all that operators see."""
+        self._access.check_admin(request.scope)
+        return _json(overview(self._host))
+
+    async def live(self, request: Request) -> Response:
+        """`GET /v1/admin/live`: the overview whenever it changes, as server-sent events."""
+        self._access.check_admin(request.scope)
+        return self._live.stream(body=request.method != "HEAD")
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

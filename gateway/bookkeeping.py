@@ -1,18 +1,21 @@
-"""What is logged and counted of a gateway's sessions and workers."""
+"""What is logged, counted and noted of a gateway's sessions and workers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import structlog
 
 from gateway.hosted import Hosted
+from gateway.hosting import SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Replica
+from gateway.timeline import Timelines
 from protocol.errors import AntiphonError
-from sessions.actions import TurnMeasured
+from sessions.actions import ToClient, TurnMeasured
 from sessions.client import Role
 from sessions.lifecycle import CloseReason, State
 from sessions.session import Session
@@ -24,14 +27,28 @@ class Bookkeeping:
     """The `Observer` of the hosted sessions, and what else the shell has to tell."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
+        self.timelines = Timelines()
+        self.changed = asyncio.Event()
+        """Set when something of what operators see has changed; its one reader clears it."""
         self._metrics = metrics
         self._incarnations: dict[str, int] = {}
 
     # Sessions
 
+    def begun(self, session: Session, now_ms: float) -> None:
+        """The open of a session begins."""
+        self.timelines.begin(session.identity.session, now_ms)
+        self.changed.set()
+
     def opened(self, session: Session, after_ms: float) -> None:
         """A client was told that its session is open, so long after it asked for one."""
         self._metrics.session_opened(session.pipeline.name, after_ms / 1000)
+
+    def told(self, session: Session, action: ToClient) -> None:
+        """Clients are told an output, of a type in `timeline.NOTED`."""
+        if (timeline := self.timelines.of(session.identity.session)) is not None:
+            timeline.told(_now_ms(), action)
+            self.changed.set()
 
     def attached(self, session: Session, role: Role) -> None:
         """A client came to a session that was open."""
@@ -40,20 +57,26 @@ class Bookkeeping:
     def attach_refused(self, session: Session, error: AntiphonError) -> None:
         """A client came to a session that was open, and was not let in."""
         self._metrics.attach_ended(session.pipeline.name, error.code)
+        self._note(session.identity.session, "attach_refused", error=error.code)
         _log.warning("attach_refused", session=session.identity.session, code=error.code)
 
     def failed(self, session: str, error: Exception) -> None:
         """A session's machine raised."""
+        self._note(session, "failed")
         _log.error("session_failed", session=session, exc_info=error)
 
     def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
         """A command or an output did not come across."""
+        self._note(session, "stage_given_up", stage=stage, error=error.code)
         _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
 
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
         identity = hosted.session.identity
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
+        if (timeline := self.timelines.of(identity.session)) is not None:
+            timeline.turn_ended(_now_ms(), turn)
+            self.changed.set()
         _log.info(
             "turn_ended",
             session=identity.session,
@@ -78,6 +101,9 @@ class Bookkeeping:
     def state_changed(self, hosted: Hosted, before: State | None, after: State | None) -> None:
         """A session entered a state, or was let go."""
         self._metrics.session_state_changed(hosted.session.pipeline.name, before, after)
+        if after is State.DETACHED:
+            self._note(hosted.id, "detached")
+        self.changed.set()
 
     def released(self, session: Session, reason: CloseReason, *, opened: bool) -> None:
         """Nothing of a session is held any more; `opened`: a client had been told of it."""
@@ -96,6 +122,16 @@ class Bookkeeping:
             reason=reason,
             error=error,
         )
+        self._note(identity.session, "closed")
+
+    def forget(self, summary: SessionSummary, *, keep: bool) -> None:
+        """What was noted of a session that was released may go, or is to `keep` for a while."""
+        self.timelines.end(summary, keep=keep)
+
+    def _note(self, session: str, event: str, **details: Any) -> None:
+        if (timeline := self.timelines.of(session)) is not None:
+            timeline.note(_now_ms(), event, **details)
+            self.changed.set()
 
     # Workers
 
@@ -104,9 +140,11 @@ class Bookkeeping:
         self._metrics.worker_state_changed(replica.stage, replica.name, False)
         self._metrics.watch_link(replica.name, replica.unacknowledged)
         self._metrics.watch_devices(replica.stage, replica.name, replica.devices)
+        self._metrics.watch_compute(replica.stage, replica.name, replica.compute)
 
     def workers_changed(self, replicas: Iterable[Replica]) -> None:
         """A worker came, went or gave a sign of life."""
+        self.changed.set()
         begun_s = time.monotonic()
         asyncio.get_running_loop().call_soon(self._sample_lag, begun_s)
         for replica in replicas:
@@ -121,3 +159,7 @@ class Bookkeeping:
     def _sample_lag(self, begun_s: float) -> None:
         # The loop's own clock stands still while it runs what is due.
         self._metrics.loop_lag(time.monotonic() - begun_s)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000.0

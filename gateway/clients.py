@@ -30,12 +30,20 @@ _log = structlog.get_logger(__name__)
 
 
 class Clients:
-    """Listeners and waiting calls of one session; `opened_at_ms` is monotonic."""
+    """Listeners and waiting calls of one session; `opened_at_ms` is monotonic.
+
+    `turns` says how many turns the session has had.
+    """
 
     def __init__(
-        self, session: Session, opened: asyncio.Future[Clients], opened_at_ms: float
+        self,
+        session: Session,
+        opened: asyncio.Future[Clients],
+        opened_at_ms: float,
+        turns: Callable[[], int],
     ) -> None:
         self.session = session
+        self.turns = turns
         self.opened = opened
         self.opened_at_ms = opened_at_ms
         self.announced = False

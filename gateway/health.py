@@ -50,12 +50,13 @@ def readiness(host: SessionHost, pipeline: str | None = None, capacity: bool = F
         "status": "not_ready" if reasons else "ready",
         "reasons": reasons,
         "capacity": "full" if any(state.full for state in states) else "free",
-        "pipelines": {state.name: _describe(state) for state in states},
+        "pipelines": {state.name: described(state) for state in states},
     }
     return Readiness(not reasons, body)
 
 
-def _describe(state: PipelineHealth) -> dict[str, Any]:
+def described(state: PipelineHealth) -> dict[str, Any]:
+    """One pipeline, as `/readyz` and operators are told of it."""
     return {
         "ready": state.ready,
         "required": state.required,

@@ -8,10 +8,11 @@ armed for the earliest deadline of all sessions.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from gateway.hosting import (
     OnPosition,
     PipelineHealth,
     SessionDescription,
+    SessionHistory,
     SessionSummary,
     WaitingSummary,
     WorkerSummary,
@@ -31,6 +33,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.overview import session_summary, stage_health, waiting_summary, worker_summary
 from gateway.placement import Placement, Replica
 from gateway.pools import Pools
+from gateway.timeline import NOTED
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.deadline_timer import DeadlineTimer
@@ -56,7 +59,7 @@ from sessions.actions import (
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason
-from sessions.openings import Opening
+from sessions.openings import Opening, Position
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
@@ -129,6 +132,11 @@ class GatewayHost:
         """With the memory directory the only gateway always may act."""
         return True
 
+    @property
+    def overview_changed(self) -> asyncio.Event:
+        """Set when something of what operators see has changed; its one reader clears it."""
+        return self._books.changed
+
     # Opening
 
     def resolve(self, model: str | None) -> str:
@@ -175,18 +183,17 @@ class GatewayHost:
         def begin() -> None:
             self._begin(new_session(), opening, opened, name, on_output)
 
+        def stands(position: Position) -> None:
+            self._books.changed.set()
+            if on_position is not None:
+                on_position(position)
+
         def refused(error: AntiphonError) -> None:
+            self._books.changed.set()
             if not opened.done():
                 opened.set_exception(error)
 
-        opening = Opening(
-            spec,
-            tenant,
-            spec.priority or 0,
-            begin,
-            on_position or (lambda position: None),
-            refused,
-        )
+        opening = Opening(spec, tenant, spec.priority or 0, begin, stands, refused)
         if self._hosted.admission.lacking(spec, tenant) is not None:
             # What cannot be opened ends nobody's session, and does not wait to be told so.
             new_session()
@@ -225,9 +232,13 @@ class GatewayHost:
     ) -> None:
         """Host a session that is to be opened. Raises CapacityExceeded."""
         wires = SessionWires(session.fence, session.pipeline, self._transfers)
-        clients = Clients(session, opened, self._now_ms())
+        clients = Clients(session, opened, self._now_ms(), lambda: wires.turns)
 
         def told(action: ToClient) -> None:
+            if type(action.output) not in NOTED:
+                clients.tell(action)
+                return
+            self._books.told(session, action)
             announced = clients.announced
             clients.tell(action)
             if clients.announced and not announced:
@@ -237,6 +248,7 @@ class GatewayHost:
             self._released(clients, reason)
 
         hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released, opening)
+        self._books.begun(session, opening.since_ms)
         self._clients[session.identity.session] = clients
         if controller is not None and on_output is not None:
             clients.listeners[controller] = on_output
@@ -244,6 +256,7 @@ class GatewayHost:
             self._hosted.admit(hosted, self._now_ms())
         except CapacityExceeded:
             del self._clients[session.identity.session]
+            self._books.forget(self._summary(clients, self._now_ms()), keep=False)
             raise
 
     def _session(
@@ -348,9 +361,16 @@ class GatewayHost:
         return self._summary(self._find(session, tenant), self._now_ms())
 
     def _summary(self, clients: Clients, now_ms: float) -> SessionSummary:
-        hosted = self._hosted.get(clients.session.identity.session)
-        turns = 0 if hosted is None else hosted.wires.turns
-        return session_summary(clients.session, turns, clients.opened_at_ms, now_ms)
+        noted = self._books.timelines.noted(clients.session.identity.session)
+        return session_summary(
+            clients.session, clients.turns(), clients.opened_at_ms, noted, now_ms
+        )
+
+    def history(self, session: str) -> SessionHistory:
+        """One session with its timeline, also one of those that ended last. Raises NotFound."""
+        return self._books.timelines.ended(session) or self._books.timelines.running(
+            self.summary(session, None)
+        )
 
     def describe(self, session: str, tenant: str) -> SessionDescription:
         """One session of this tenant, with its settings and limits. Raises NotFound."""
@@ -371,6 +391,13 @@ class GatewayHost:
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT
         self.handle(session, CloseRequested(reason))
+
+    def evict_session(self, session: str) -> None:
+        """End a session to make room for others. Raises NotFound, and SessionBusy while a turn
+        is in flight."""
+        if self._find(session, None).session.working:
+            raise SessionBusy("a turn of this session is in flight")
+        self.handle(session, CloseRequested(CloseReason.EVICTED))
 
     def park_session(self, session: str) -> tuple[str, ...]:
         """Have the state of a session put away where it can be. Raises NotFound, and
@@ -393,6 +420,7 @@ class GatewayHost:
     def drain(self) -> None:
         """Take no more sessions and close all."""
         self._hosted.openings.close(CapacityExceeded("this gateway is draining", code="draining"))
+        self._books.changed.set()
         for hosted in self._hosted.all():
             self.handle(hosted.id, CloseRequested(CloseReason.DRAINED))
 
@@ -432,12 +460,14 @@ class GatewayHost:
             await clients.room.wait()
 
     def _released(self, clients: Clients, reason: CloseReason) -> None:
-        del self._clients[clients.session.identity.session]
+        session = clients.session
+        del self._clients[session.identity.session]
         clients.end(SessionStateLost("the session has ended"))
         self._changed.set()
         if clients.announced:
-            self._remember_end(clients.session.identity)
-        self._books.released(clients.session, reason, opened=clients.announced)
+            self._remember_end(session.identity)
+        self._books.released(session, reason, opened=clients.announced)
+        self._books.forget(self._summary(clients, self._now_ms()), keep=clients.announced)
 
     def _remember_end(self, identity: Identity) -> None:
         self._ended[identity.session] = identity.tenant
@@ -502,18 +532,22 @@ class GatewayHost:
             for pipeline in self.pipelines.values()
         ]
 
-    def sessions(self) -> list[SessionSummary]:
-        """All sessions that hold anything."""
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
+        """All sessions that hold anything; at most so many, those with the most bytes."""
         now_ms = self._now_ms()
-        return [self._summary(clients, now_ms) for clients in self._clients.values()]
+        shown: Iterable[Clients] = self._clients.values()
+        if most is not None and len(self._clients) > most:
+            shown = heapq.nlargest(most, shown, key=lambda clients: clients.session.reserved_bytes)
+        return [self._summary(clients, now_ms) for clients in shown]
 
-    def waiting(self) -> list[WaitingSummary]:
-        """All opens that are not sessions yet, by pipeline, in their order."""
+    def waiting(self, most: int | None = None) -> list[WaitingSummary]:
+        """The opens that are not sessions yet, by pipeline, in their order; of each at most so
+        many."""
         now_ms = self._now_ms()
         return [
             waiting_summary(opening, position, now_ms)
             for name in self.pipelines
-            for position, opening in enumerate(self._hosted.openings.waiting(name), 1)
+            for position, opening in enumerate(self._hosted.openings.waiting(name)[:most], 1)
         ]
 
     def workers(self) -> list[WorkerSummary]:

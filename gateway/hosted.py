@@ -213,6 +213,8 @@ class HostedSessions:
         if hosted is None:
             return
         self._now_ms = now_ms
+        # A session that nobody has come to may make room from a time on.
+        self._stirred = self._stirred or isinstance(event, Tick)
         try:
             handled = self._carry_out(hosted, event, now_ms)
         except Exception as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from protocol.compute_use import ComputeUse
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.openings import Position
@@ -99,6 +101,23 @@ class SessionSummary:
     """The stages whose state is in the store, or on its way there or back."""
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     """What workers have reserved for it, by stage and device."""
+    idle_left_s: float | None = None
+    """What is left until it ends because nothing is done in it; None: it is not open."""
+    age_left_s: float | None = None
+    """The same for its age."""
+    grace_left_s: float | None = None
+    """The same because its client does not come back; None: it is not detached."""
+    noted: int = 0
+    """How many entries its timeline has had."""
+
+
+@dataclass(frozen=True)
+class SessionHistory:
+    """A session and what became of it."""
+
+    summary: SessionSummary
+    timeline: dict[str, Any]
+    """As `gateway.timeline.Timeline.described` has it."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +162,8 @@ class WorkerSummary:
     devices: dict[str, dict[str, int | None]] = field(default_factory=dict)
     """What it has reserved of each device: the fields of
     `protocol.device_bytes.DeviceBytes`, with `reserved` and `free`."""
+    compute: ComputeUse = field(default_factory=ComputeUse)
+    """What it was measured to take of the processor."""
 
 
 class SessionHost(Protocol):
@@ -159,6 +180,10 @@ class SessionHost(Protocol):
     @property
     def holds_lease(self) -> bool:
         """Whether this gateway may act on its sessions."""
+
+    @property
+    def overview_changed(self) -> asyncio.Event:
+        """Set when something of what operators see has changed; its one reader clears it."""
 
     def resolve(self, model: str | None) -> str:
         """The pipeline that a client's `model` names; None: the default. Raises NotFound."""
@@ -208,6 +233,9 @@ class SessionHost(Protocol):
     def summary(self, session: str, tenant: str | None) -> SessionSummary:
         """One session, of this tenant if one is given. Raises NotFound."""
 
+    def history(self, session: str) -> SessionHistory:
+        """One session with its timeline, also one of those that ended last. Raises NotFound."""
+
     def describe(self, session: str, tenant: str) -> SessionDescription:
         """One session of this tenant, with its settings and limits. Raises NotFound."""
 
@@ -216,6 +244,10 @@ class SessionHost(Protocol):
 
         A tenant's that has ended is closed, as long as that is remembered.
         """
+
+    def evict_session(self, session: str) -> None:
+        """End a session to make room for others. Raises NotFound, and SessionBusy while a turn
+        is in flight."""
 
     def park_session(self, session: str) -> tuple[str, ...]:
         """Have the state of a session put away; the stages where it is, or is about to be.
@@ -229,11 +261,12 @@ class SessionHost(Protocol):
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""
 
-    def sessions(self) -> list[SessionSummary]:
-        """All sessions that hold anything."""
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
+        """All sessions that hold anything; at most so many, those with the most bytes."""
 
-    def waiting(self) -> list[WaitingSummary]:
-        """All opens that are not sessions yet, by pipeline, in their order."""
+    def waiting(self, most: int | None = None) -> list[WaitingSummary]:
+        """The opens that are not sessions yet, by pipeline, in their order; of each at most so
+        many."""
 
     def workers(self) -> list[WorkerSummary]:
         """All workers that the config names or that were seen."""

@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from protocol.compute_use import ComputeUse
 from protocol.connectors import Traffic
 from protocol.device_bytes import DeviceBytes
 from sessions.actions import TurnMeasured
@@ -139,6 +140,7 @@ class GatewayMetrics:
         self._egresses: set[Queue] = set()
         self._links: dict[str, Callable[[], int]] = {}
         self._devices: dict[tuple[str, str], Callable[[], Mapping[str, DeviceBytes]]] = {}
+        self._computes: dict[tuple[str, str], Callable[[], ComputeUse]] = {}
         self._frames: dict[str, FrameCounts] = {}
         self._traffic: Callable[[], Mapping[tuple[str, str], Traffic]] = dict
         self._waiting: Callable[[], Mapping[str, int]] = dict
@@ -211,6 +213,10 @@ class GatewayMetrics:
         """`devices()` is what the worker has reserved, as of its last heartbeat."""
         self._devices[stage, worker] = devices
 
+    def watch_compute(self, stage: str, worker: str, compute: Callable[[], ComputeUse]) -> None:
+        """`compute()` is what the worker takes of the processor, as of its last heartbeat."""
+        self._computes[stage, worker] = compute
+
     # Connections, told by surfaces
 
     def error_told(self, code: str) -> None:
@@ -269,6 +275,7 @@ class GatewayMetrics:
             links.add_metric([worker], depth())
         yield links
         yield from self._device_families()
+        yield from self._compute_families()
         edge_bytes = CounterMetricFamily(
             "antiphon_edge_bytes",
             "Payload bytes that crossed an edge, by connector.",
@@ -318,6 +325,29 @@ class GatewayMetrics:
                     reserved.add_metric([*labels, account], size)
                 undeclared.add_metric(labels, held.undeclared)
         yield from (budget, reserved, undeclared)
+
+    def _compute_families(self) -> Iterator[Metric]:
+        worker = ["stage", "worker"]
+        cores = GaugeMetricFamily(
+            "antiphon_worker_cores",
+            "Cores of the processor that the sessions of a worker can count on.",
+            labels=worker,
+        )
+        used = GaugeMetricFamily(
+            "antiphon_worker_used_cores", "Cores that a worker uses.", labels=worker
+        )
+        session = GaugeMetricFamily(
+            "antiphon_worker_session_cores",
+            "What a session of a worker takes of a core on average.",
+            labels=worker,
+        )
+        for labels, compute in self._computes.items():
+            use = compute()
+            if use.cores is not None:
+                cores.add_metric(labels, use.cores)
+            used.add_metric(labels, use.used)
+            session.add_metric(labels, use.session)
+        yield from (cores, used, session)
 
 
 class _AtRead:

@@ -7,6 +7,7 @@ import msgspec
 from gateway.hosting import SessionSummary, StageHealth, WaitingSummary, WorkerSummary
 from gateway.placement import Replica
 from protocol.device_bytes import DeviceBytes
+from sessions.lifecycle import CloseReason
 from sessions.openings import Opening
 from sessions.session import Session
 
@@ -23,10 +24,11 @@ def stage_health(replicas: list[Replica], now_ms: float) -> StageHealth:
 
 
 def session_summary(
-    session: Session, turns: int, opened_at_ms: float, now_ms: float
+    session: Session, turns: int, opened_at_ms: float, noted: int, now_ms: float
 ) -> SessionSummary:
-    """One session."""
+    """One session; its times are monotonic ms."""
     identity = session.identity
+    left = {reason: round((at - now_ms) / 1000, 3) for at, reason in session.ends}
     return SessionSummary(
         id=identity.session,
         pipeline=session.pipeline.name,
@@ -40,6 +42,10 @@ def session_summary(
         facts=session.facts(),
         parked=session.parked,
         bytes=session.reserved,
+        idle_left_s=left.get(CloseReason.IDLE),
+        age_left_s=left.get(CloseReason.MAX_AGE),
+        grace_left_s=left.get(CloseReason.DETACHED),
+        noted=noted,
     )
 
 
@@ -76,6 +82,7 @@ def worker_summary(replica: Replica, now_ms: float) -> WorkerSummary:
         progress=status.progress if status else 0,
         resident_bytes=status.resident_bytes if status else 0,
         devices={device: _described(held) for device, held in replica.devices().items()},
+        compute=replica.compute(),
     )
 
 

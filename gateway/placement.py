@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from protocol.compute_use import ComputeUse
 from protocol.device_bytes import DeviceBytes
 from protocol.errors import CapacityExceeded
 from protocol.messages import Command, WorkerStatus
@@ -86,6 +87,11 @@ class Replica:
     def devices(self) -> Mapping[str, DeviceBytes]:
         """What it has reserved of its devices, as of its last heartbeat."""
         return {} if self.status is None or self.link.worker is None else self.status.devices
+
+    def compute(self) -> ComputeUse:
+        """What it takes of the processor, as of its last heartbeat."""
+        status = self.status if self.link.worker is not None else None
+        return (status.compute if status is not None else None) or ComputeUse()
 
     def came(self, worker: str) -> None:
         """A link to the incarnation `worker` is open; its arena is still to be attached."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class StepOptions(pydantic.BaseModel):
     step_ms: float = pydantic.Field(0.0, ge=0.0)
     work_bytes: int = pydantic.Field(0, ge=0)
     """Bytes hashed in a thread for each step."""
+    step_work_ms: float = pydantic.Field(0.0, ge=0.0)
+    """Processor time that each step takes in a thread."""
     state_bytes: int = pydantic.Field(64, ge=0)
     pieces: int = pydantic.Field(1, ge=1)
     frame_bytes: int = pydantic.Field(0, ge=0)
@@ -158,6 +161,8 @@ class _SyntheticLoop(ParkableSession):
             await asyncio.sleep(options.step_ms / 1000.0)
         if options.work_bytes:
             await asyncio.to_thread(_work, options.work_bytes)
+        if options.step_work_ms:
+            await asyncio.to_thread(_work_for, options.step_work_ms / 1000.0)
         if wanted.fail:
             raise RuntimeError("the synthetic step failed on purpose")
         for number in range(options.pieces):
@@ -288,6 +293,14 @@ def _frame(checksum: bytes, extra_bytes: int, **attributes: Any) -> Payload:
 
 def _work(size_bytes: int) -> None:
     hashlib.sha256(bytes(size_bytes)).digest()
+
+
+def _work_for(seconds: float) -> None:
+    """Take that much processor time; the hash of a block lets other threads run beside."""
+    until_s = time.thread_time() + seconds
+    block = bytes(64 * 1024)
+    while time.thread_time() < until_s:
+        hashlib.sha256(block).digest()
 
 
 def _arguments(given: dict[str, Any], kind: type[T]) -> T:

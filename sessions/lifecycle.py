@@ -107,22 +107,27 @@ class Lifecycle:
         match self.state:
             case State.OPENING:
                 return self._opened_at_ms + limits.open_ms, CloseReason.ADMISSION
-            case State.ACTIVE:
-                return self._end_of_life()
-            case State.DETACHED:
-                grace = self._entered_at_ms + limits.grace_ms, CloseReason.DETACHED
-                return min(grace, self._end_of_life())
+            case State.ACTIVE | State.DETACHED:
+                return min(self.ends)
             case State.CLOSING:
                 assert self.reason is not None
                 return self._entered_at_ms + limits.close_ms, self.reason
             case State.CLOSED:
                 return None
 
-    def _end_of_life(self) -> tuple[float, CloseReason]:
-        return min(
-            (self._progress_at_ms + self._limits.idle_ms, CloseReason.IDLE),
-            (self._opened_at_ms + self._limits.max_age_ms, CloseReason.MAX_AGE),
-        )
+    @property
+    def ends(self) -> list[tuple[float, CloseReason]]:
+        """When its clocks end a session that is open, and for what reason; none for another."""
+        if not self.live:
+            return []
+        limits = self._limits
+        ends = [
+            (self._progress_at_ms + limits.idle_ms, CloseReason.IDLE),
+            (self._opened_at_ms + limits.max_age_ms, CloseReason.MAX_AGE),
+        ]
+        if self.state is State.DETACHED:
+            ends.append((self._entered_at_ms + limits.grace_ms, CloseReason.DETACHED))
+        return ends
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

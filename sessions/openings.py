@@ -4,8 +4,8 @@ Those of the highest priority come first, then who came first. What one of them 
 place of its pipeline, one of its tenant's, room on a stage) is not given to who comes after it
 and needs the same; who needs something else is not held up. Nothing is held while one waits.
 
-Who is refused is promised a place where its time can be foretold: who comes later is let in
-only as long as that promise can still be kept.
+Who is refused is promised a place where its time can be foretold: as long as clients come at the
+time that they were told, who comes later is let in only where all promises can still be kept.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ PROMISES = 64
 """Refusals with a time to come back that are kept in mind, for each thing that is lacking."""
 KEPT_MS = 2_000.0
 """How long a promised place is kept for who is late: `Retry-After` is in whole seconds."""
+
+_FAITH = 0.5
+_FAITH_STEP = 1 / 8
+"""Promises bind while more than this share of those to whom one was made came back for it, the
+last ones counting for more: nothing is kept free for who does not come."""
 
 _PAUSE_MS, _LONGEST_PAUSE_MS = 250.0, 5_000.0
 """Between two tries on a stage that had no room; each failure doubles it."""
@@ -127,6 +132,8 @@ class Openings:
         self.over: AntiphonError | None = None
         """Why nobody is let in any more."""
         self._promises: dict[_Lack, list[_Promise]] = {}
+        self._faith = 0.0
+        """The share of promises that were taken up."""
         self._number = 0
         self._tried_ms = 0.0
         self._serving = False
@@ -402,6 +409,7 @@ class Openings:
             if promises and promises[0].due_ms <= now_ms:
                 claims = True
                 del promises[0]
+                self._faith += (1 - self._faith) * _FAITH_STEP
                 if not promises:
                     del self._promises[lack]
         return claims
@@ -409,7 +417,9 @@ class Openings:
     def _forget_promises(self, now_ms: float) -> None:
         """Those that nobody came for in time are not kept any longer."""
         for lack, promises in list(self._promises.items()):
-            promises[:] = [promise for promise in promises if now_ms < promise.due_ms + KEPT_MS]
+            while promises and now_ms >= promises[0].due_ms + KEPT_MS:
+                del promises[0]
+                self._faith -= self._faith * _FAITH_STEP
             if not promises:
                 del self._promises[lack]
 
@@ -418,7 +428,7 @@ class Openings:
         earlier = [
             promise for promise in self._promises.get(lack, ()) if promise.number < opening.number
         ]
-        if not earlier:
+        if not earlier or self._faith < _FAITH:
             return False
         holders = self._holders(lack, now_ms)
         free = self._free(lack, opening.pipeline, len(holders)) - 1

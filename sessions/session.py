@@ -59,6 +59,9 @@ from sessions.pipeline import Limits, Pipeline
 from sessions.record import SessionRecord
 from sessions.stages import Stages
 
+FIRST_CLIENT_MS = 5_000.0
+"""How long a session that was opened without a client makes room for nobody."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -98,6 +101,9 @@ class Session:
         self._actions: list[Action] = []
         self._now_ms = now_ms
         self._announced = False
+        self._opened_ms = now_ms
+        self._visited = controller is not None
+        """Whether a client has had control of it."""
         self._held = False
         self._error: ErrorInfo | None = None
         self._lifecycle = Lifecycle(self.limits, now_ms)
@@ -156,6 +162,11 @@ class Session:
         return self._stages.reserved
 
     @property
+    def reserved_bytes(self) -> int:
+        """All of that."""
+        return sum(sum(held.values()) for held in self._stages.reserved.values())
+
+    @property
     def state(self) -> State:
         """Where the session stands."""
         return self._lifecycle.state
@@ -176,9 +187,26 @@ class Session:
         return self._lifecycle.idle_since_ms
 
     @property
+    def ends(self) -> list[tuple[float, CloseReason]]:
+        """When its clocks end it (monotonic ms), and for what reason, while it is open."""
+        return self._lifecycle.ends
+
+    @property
+    def working(self) -> bool:
+        """Whether a turn is in flight."""
+        return self._machine.working
+
+    @property
     def evictable(self) -> bool:
-        """Whether it may end to make room: nobody is there, and no turn is in flight."""
-        return self.state is State.DETACHED and not self._machine.working
+        """Whether it may end to make room: nobody is there, and no turn is in flight.
+
+        The first client of a session that was opened without one has FIRST_CLIENT_MS to come.
+        """
+        return (
+            self.state is State.DETACHED
+            and not self._machine.working
+            and (self._visited or self._now_ms >= self._opened_ms + FIRST_CLIENT_MS)
+        )
 
     def observed_by(self, attachment: str) -> bool:
         """Whether this attachment only looks on."""
@@ -256,6 +284,9 @@ class Session:
             deadlines.append(own[0])
         if self._lifecycle.live and (due := self._machine.deadline()) is not None:
             deadlines.append(due)
+        first_client_ms = self._opened_ms + FIRST_CLIENT_MS
+        if self.state is State.DETACHED and not self._visited and self._now_ms < first_client_ms:
+            deadlines.append(first_client_ms)
         return min(deadlines, default=None)
 
     # Opening
@@ -279,6 +310,7 @@ class Session:
         """Every stage holds the session."""
         self._lifecycle.move(Trigger.OPENED, self._now_ms)
         self._announced = True
+        self._opened_ms = self._now_ms
         identity = self.identity
         self._attachments.emit(
             SessionCreated(
@@ -346,6 +378,7 @@ class Session:
 
     def _gained(self) -> None:
         """A client has control: whoever was blocked is not who takes the output now."""
+        self._visited = True
         if self.state is State.DETACHED:
             self._lifecycle.move(Trigger.ATTACHED, self._now_ms)
         self._machine.blocked(False, self._now_ms)

@@ -27,7 +27,7 @@ class GatewayUnreachable(AntiphonError):
 
 
 class SessionBusy(AntiphonError):
-    """The session cannot be parked now."""
+    """The session cannot be parked, or evicted, now."""
 
     code = "session_busy"
 
@@ -86,6 +86,10 @@ class AdminClient:
         """Have a session's state brought back; the stages. Raises NoSuchSession."""
         return list(self._command(session, "restore")["restored"])
 
+    def evict(self, session: str) -> None:
+        """End a session to make room. Raises NoSuchSession or SessionBusy."""
+        self._command(session, "evict")
+
     def _command(self, session: str, name: str) -> dict[str, Any]:
         address = f"{self._base}/sessions/{quote(session, safe='')}/{name}"
         try:
@@ -121,11 +125,19 @@ class AdminClient:
         if answer.status_code == 404 and session is not None:
             raise NoSuchSession(f"there is no session {session}")
         if answer.status_code == 409 and session is not None:
-            raise SessionBusy(f"{session} has work, or its engines cannot park it")
+            raise SessionBusy(f"{session}: {_reason(answer)}")
         if not answer.is_success:
             words = " ".join(answer.text.split())[:200]
             raise GatewayUnreachable(f"{address} answered {answer.status_code}: {words}")
         return answer
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Why the gateway refused something, in its own words."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "it is busy"
 
 
 def print_table(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""`antiphon ledger`: the bytes that the workers of a running gateway have reserved."""
+"""`antiphon ledger`: what the workers of a running gateway have reserved, and what they use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon ledger`."""
     parser.description = (
         "What the workers of a running gateway have reserved of their devices, by account, as "
-        "each said within the last second; resident is the memory of its process."
+        "each said within the last second; resident is the memory of its process. Below it what "
+        "they use of the processor: the cores that their sessions may count on, those in use, what "
+        "one session takes, and the processor time of a turn."
     )
     add_admin_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every device of every worker.
+    """Print every device of every worker, and the processor.
 
     Raises GatewayUnreachable or InvalidRequest (a refused key).
     """
@@ -44,7 +46,23 @@ def run(arguments: argparse.Namespace) -> int:
         if not worker["devices"]:
             table.add_row(worker["worker"], f"({worker['state']})")
     print_table(table)
+    print()
+    print_table(_processor(workers))
     return 0
+
+
+def _processor(workers: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", no_wrap=True)
+    for column in ("cores", "used", "a session", "a turn"):
+        table.add_column(column, justify="right")
+    for worker in workers:
+        use = worker["compute"]
+        cores = "any" if use["cores"] is None else f"{use['cores']:.2f}"
+        session = f"{use['session']:.3f}" if use["session"] else "-"
+        turn = f"{use['turn_ms']:.1f} ms" if use["turn_ms"] else "-"
+        table.add_row(worker["worker"], cores, f"{use['used']:.2f}", session, turn)
+    return table
 
 
 def _size(size_bytes: Any) -> str:

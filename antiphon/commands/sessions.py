@@ -1,4 +1,4 @@
-"""`antiphon sessions`: list, show and close the sessions of a running gateway."""
+"""`antiphon sessions`: list, show, park and end the sessions of a running gateway."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from rich.table import Table
 from antiphon.commands.admin_api import AdminClient, add_admin_options, print_table
 from protocol.device_bytes import binary_size
 
-_HEADINGS = {"age_s": "age", "idle_s": "idle"}
+_HEADINGS = {
+    "age_s": "age",
+    "idle_s": "idle",
+    "ends_in_s": "ends in",
+    "idle_left_s": "idle left",
+    "age_left_s": "age left",
+    "grace_left_s": "grace left",
+}
+_CLOCKS = ("idle_left_s", "age_left_s", "grace_left_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon sessions`."""
-    parser.description = "List the sessions of a running gateway; show, park or close one."
+    parser.description = "List the sessions of a running gateway; show, park or end one."
     add_admin_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="[ACTION]", title="actions")
     actions.add_parser("list", help="list all (what happens without an action)")
@@ -24,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("show", "all that is known of one"),
         ("park", "put the state of one away, where its engines can"),
         ("restore", "bring back what is parked of one, before anybody needs it"),
+        ("evict", "end one to make room, if no turn of it is in flight"),
         ("close", "close one now"),
     ):
         action = actions.add_parser(name, help=summary)
@@ -43,12 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
             _say(arguments, "parked", gateway.park(arguments.session))
         case "restore":
             _say(arguments, "restored", gateway.restore(arguments.session))
+        case "evict":
+            gateway.evict(arguments.session)
+            _say_closing(arguments)
         case "close":
             gateway.close(arguments.session)
-            if arguments.json:
-                print(json.dumps({"id": arguments.session, "closing": True}))
-            else:
-                print(f"{arguments.session}: closing")
+            _say_closing(arguments)
         case _:
             _list(gateway.sessions(), arguments.json)
     return 0
@@ -61,6 +70,13 @@ def _say(arguments: argparse.Namespace, what: str, stages: list[str]) -> None:
         print(f"{arguments.session}: {what} {', '.join(stages) or 'nothing'}")
 
 
+def _say_closing(arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps({"id": arguments.session, "closing": True}))
+    else:
+        print(f"{arguments.session}: closing")
+
+
 def _list(sessions: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(sessions, indent=2))
@@ -69,6 +85,7 @@ def _list(sessions: list[dict[str, Any]], as_json: bool) -> None:
         print("no sessions")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
+    sessions = [_with_the_next_end(session) for session in sessions]
     columns = list(dict.fromkeys(key for session in sessions for key in session))
     for column in columns:
         table.add_column(
@@ -85,13 +102,41 @@ def _list(sessions: list[dict[str, Any]], as_json: bool) -> None:
     print_table(table)
 
 
+def _with_the_next_end(session: dict[str, Any]) -> dict[str, Any]:
+    """A session for the list: of its clocks the one that ends it first."""
+    known = {name: value for name, value in session.items() if name not in (*_CLOCKS, "noted")}
+    clocks = [session[name] for name in _CLOCKS if session.get(name) is not None]
+    if len(known) < len(session):
+        known["ends_in_s"] = min(clocks, default=None)
+    return known
+
+
 def _show(session: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(session, indent=2))
         return
-    width = max(map(len, session))
-    for name, value in session.items():
+    known = {name: value for name, value in session.items() if name not in ("noted", "timeline")}
+    width = max(map(len, known))
+    for name, value in known.items():
         print(f"{_HEADINGS.get(name, name):{width}}  {_cell(name, value)}")
+    if (timeline := session.get("timeline")) is not None:
+        _print_timeline(timeline)
+
+
+def _print_timeline(timeline: dict[str, Any]) -> None:
+    print("\ntimeline, from the begin of the open")
+    if timeline["dropped"]:
+        print(f"{'':>13}  ({timeline['dropped']} earlier entries are not kept)")
+    for entry in timeline["entries"]:
+        details = [
+            f"{name.removesuffix('_ms')} {value:.0f} ms"
+            if name.endswith("_ms")
+            else f"{name} {value}"
+            for name, value in entry.items()
+            if name not in ("at_ms", "event")
+        ]
+        event = entry["event"].replace("_", " ")
+        print(f"{entry['at_ms'] / 1000:11.3f} s  {event:14}  {', '.join(details)}".rstrip())
 
 
 def _cell(name: str, value: Any) -> str:

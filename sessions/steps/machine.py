@@ -395,6 +395,7 @@ class StepMachine:
         self._now_ms = now_ms
         if self._flight is not None:
             self._stop(self._flight)
+            self._settle()
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""

@@ -170,8 +170,15 @@ class Admin(BaseHTTPRequestHandler):
             "state": "ready",
             "resident_bytes": 150 << 20,
             "devices": {"cpu": accounts, "cuda:0": {**accounts, "budget": None, "free": None}},
+            "compute": {"cores": 1.5, "used": 0.456, "session": 0.1523, "turn_ms": 12.345},
         },
-        {"worker": "think-1", "state": "starting", "resident_bytes": 0, "devices": {}},
+        {
+            "worker": "think-1",
+            "state": "starting",
+            "resident_bytes": 0,
+            "devices": {},
+            "compute": {"cores": None, "used": 0.0, "session": 0.0, "turn_ms": 0.0},
+        },
     )
 
     def do_GET(self) -> None:
@@ -189,8 +196,10 @@ class Admin(BaseHTTPRequestHandler):
                 self._answer(202, {"id": "sess_1", "parked": ["think"]})
             case ["sess_1", "restore"]:
                 self._answer(202, {"id": "sess_1", "restored": []})
+            case ["sess_1", "evict"]:
+                self._answer(202, {"id": "sess_1", "closing": True})
             case ["sess_2", _]:
-                self._answer(409, {"error": {"code": "session_busy"}})
+                self._answer(409, {"error": {"code": "session_busy", "message": "It has work."}})
             case _:
                 self._answer(404, None)
 
@@ -248,16 +257,75 @@ def test_a_session_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == Admin.sessions[1]
 
 
-def test_a_session_is_closed(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sessions", "--url", admin_url, "--key", "admin-key", "close", "sess_1"]) == 0
+@pytest.mark.parametrize("action", ["close", "evict"])
+def test_a_session_is_ended(
+    action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, action, "sess_1"]) == 0
     assert capsys.readouterr().out == "sess_1: closing\n"
+    assert main([*options, "--json", action, "sess_1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": "sess_1", "closing": True}
+
+
+def test_a_session_with_a_turn_in_flight_is_not_evicted(
+    admin_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, "evict", "sess_2"]) == 1
+    assert capsys.readouterr().err == "antiphon: sess_2: It has work.\n"
+
+
+def test_what_became_of_a_session_is_shown(
+    admin_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline = {
+        "dropped": 3,
+        "entries": [
+            {"at_ms": 0.0, "event": "opening"},
+            {"at_ms": 12.3, "event": "turn_ended", "turn": 4, "ttft_ms": 81.4},
+            {"at_ms": 61_500.0, "event": "restored", "stage": "think", "origin": "snapshot"},
+        ],
+    }
+    entry = {**Admin.sessions[0], "idle_left_s": 61.0, "grace_left_s": None, "noted": 6}
+    monkeypatch.setattr(Admin, "sessions", ({**entry, "timeline": timeline},))
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, "show", "sess_1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in shown[-8:]] == [
+        "idle left 1 min 1 s",
+        "grace left -",
+        "",
+        "timeline, from the begin of the open",
+        "(3 earlier entries are not kept)",
+        "0.000 s opening",
+        "0.012 s turn ended turn 4, ttft 81 ms",
+        "61.500 s restored stage think, origin snapshot",
+    ]
+
+
+def test_the_clock_that_ends_a_session_first_is_listed(
+    admin_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = {"idle_left_s": 250.0, "age_left_s": 3000.0, "grace_left_s": 12.0, "noted": 3}
+    closing = {"idle_left_s": None, "age_left_s": None, "grace_left_s": None, "noted": 9}
+    entries = ({"id": "sess_1", **clocks}, {"id": "sess_2", **closing})
+    monkeypatch.setattr(Admin, "sessions", entries)
+    assert main(["sessions", "--url", admin_url, "--key", "admin-key"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [re.split(r"\s{2,}", line.strip()) for line in shown] == [
+        ["id", "ends in"],
+        ["sess_1", "12.0 s"],
+        ["sess_2", "-"],
+    ]
 
 
 def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "--url", admin_url, "--key", "admin-key", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == list(Admin.workers)
     assert main(["ledger", "--url", admin_url, "--key", "admin-key"]) == 0
-    heading, *rows = (re.split(r"\s{2,}", row) for row in capsys.readouterr().out.splitlines())
+    bytes_, processor = capsys.readouterr().out.split("\n\n")
+    heading, *rows = (re.split(r"\s{2,}", row) for row in bytes_.splitlines())
     assert dict(zip(heading, rows[0], strict=True)) == {
         **{"worker": "think-0", "device": "cpu", "budget": "200 MiB", "reserved": "164 MiB"},
         **{"engine": "100 MiB", "pool": "0 B", "sessions": "64 MiB", "kept": "0 B"},
@@ -265,6 +333,11 @@ def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str])
     }
     assert (rows[1][1], rows[1][2], rows[1][9]) == ("cuda:0", "-", "-")
     assert rows[2][:2] == ["think-1", "(starting)"]
+    assert [re.split(r"\s{2,}", row) for row in processor.splitlines()] == [
+        ["worker", "cores", "used", "a session", "a turn"],
+        ["think-0", "1.50", "0.46", "0.152", "12.3 ms"],
+        ["think-1", "any", "0.00", "-", "-"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -287,10 +360,10 @@ def test_a_session_is_put_away_and_brought_back(
     assert main([*options, "--json", action, "sess_1"]) == 0
     assert json.loads(capsys.readouterr().out) == answer
     assert main([*options, action, "sess_2"]) == 1
-    assert capsys.readouterr().err.startswith("antiphon: sess_2 has work")
+    assert capsys.readouterr().err == "antiphon: sess_2: It has work.\n"
 
 
-@pytest.mark.parametrize("action", ["show", "park", "restore", "close"])
+@pytest.mark.parametrize("action", ["show", "park", "restore", "evict", "close"])
 def test_a_session_that_is_not_there_is_said(
     action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -295,16 +295,16 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(
 ) -> None:
     page = open_page(serve(Script()))
     order = []
-    for _ in range(10):
+    for _ in range(11):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
     parts = ["connect", "scroll", "talk", "mute", "interrupt", "message", "BUTTON"]
-    assert order == [*parts, "instructions", "shortcuts", "BODY"]
+    assert order == [*parts, "instructions", "shortcuts", "operator", "BODY"]
 
 
 def test_whoever_has_focused_a_control_sees_it(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve(Script()))
-    for _ in range(9):
+    for _ in range(10):
         page.keyboard.press("Tab")
         style = page.evaluate(
             """() => {

@@ -11,6 +11,7 @@ from gateway.hosting import (
     OnPosition,
     PipelineHealth,
     SessionDescription,
+    SessionHistory,
     SessionSummary,
     StageHealth,
     WaitingSummary,
@@ -116,6 +117,9 @@ class ScriptedHost:
         self.missed: list[ClientOutput] = []
         """What a client that attaches is told again."""
         self.attached = asyncio.Event()
+        self.overview_changed = asyncio.Event()
+        self.looks = 0
+        """How often somebody asked for all sessions."""
 
     def resolve(self, model: str | None) -> str:
         if model not in (None, "voice", "gpt-realtime"):
@@ -153,14 +157,15 @@ class ScriptedHost:
         full = held >= self.session_limit
         return [PipelineHealth("voice", self.required, self.stages, held, self.session_limit, full)]
 
-    def sessions(self) -> list[SessionSummary]:
+    def sessions(self, most: int | None = None) -> list[SessionSummary]:
+        self.looks += 1
         return [
             SessionSummary(entry.session, "voice", "duplex", entry.tenant, "active", 1, 0, 1.5, 0.5)
             for entry in self.attachments
             if not entry.ended
         ]
 
-    def waiting(self) -> list[WaitingSummary]:
+    def waiting(self, most: int | None = None) -> list[WaitingSummary]:
         return [WaitingSummary("voice", "local", 0, 1, False, 2.5, None, "Full.")]
 
     def workers(self) -> list[WorkerSummary]:
@@ -200,6 +205,9 @@ class ScriptedHost:
                 return entry
         raise self._no(session)
 
+    def history(self, session: str) -> SessionHistory:
+        return SessionHistory(self.summary(session, None), {"dropped": 0, "entries": []})
+
     def describe(self, session: str, tenant: str) -> SessionDescription:
         summary = self.summary(session, tenant)
         return SessionDescription(summary, DuplexSettings(), Limits(), EXPIRES_AT_S)
@@ -209,6 +217,9 @@ class ScriptedHost:
             if entry.session == session and not entry.ended:
                 entry.end("admin")
                 return
+        raise self._no(session)
+
+    def evict_session(self, session: str) -> None:
         raise self._no(session)
 
     def park_session(self, session: str) -> tuple[str, ...]:
@@ -223,5 +234,6 @@ class ScriptedHost:
 
     def drain(self) -> None:
         self.draining = True
+        self.overview_changed.set()
         for entry in self.attachments:
             entry.end("drained")

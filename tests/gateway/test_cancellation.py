@@ -57,6 +57,7 @@ def held(it: Served) -> dict[str, Any]:
         "places": host.health()[0].sessions,
         "records": len(host._hosted.directory),
         "deadlines": len(host._hosted.deadlines),
+        "timelines": len(host._books.timelines._running),
         "waiting for a worker": sum(map(len, host._placement._waiting.values())),
         "inputs": len(host._transfers._inputs),
         "bound": sum(len(replica.sessions) for replica in host._placement.all()),

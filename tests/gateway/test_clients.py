@@ -14,7 +14,7 @@ from sessions.session import Session
 
 async def test_who_waits_to_be_let_in_is_told_nothing_before_that() -> None:
     loop = asyncio.get_running_loop()
-    clients = Clients(cast(Session, None), loop.create_future(), 0.0)
+    clients = Clients(cast(Session, None), loop.create_future(), 0.0, lambda: 0)
     heard: dict[str, list[int]] = {"there": [], "coming": []}
 
     def listen(name: str) -> None:

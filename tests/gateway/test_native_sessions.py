@@ -145,8 +145,8 @@ async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_roo
         return answer.status_code, answer.json()["capacity"]
 
     one, two = await opened(http), await opened(http)
-    # Either of them would make room.
-    assert await room() == (200, "free")
+    # Their first clients are still to come.
+    assert await room() == (503, "full")
     async with (
         stream(gateway.stream(one["id"]), role="controller", secret=one["secret"]) as first,
         stream(gateway.stream(two["id"]), role="controller", secret=two["secret"]) as second,
@@ -161,6 +161,7 @@ async def test_a_full_pipeline_is_503_and_a_session_that_is_left_alone_makes_roo
         await first.until("input_cleared")
         async with stream(gateway.stream(two["id"]), role="observer") as observer:
             await observer.until("attached")
+            assert await room() == (200, "free")
             await opened(http)
             assert await observer.closed() == (1000, "evicted")
 

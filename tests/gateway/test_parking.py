@@ -204,6 +204,104 @@ async def test_it_is_parked_and_restored_by_the_operator() -> None:
         await player.step()
 
 
+async def test_its_timeline_says_what_became_of_it() -> None:
+    async with playing(places=2) as game:
+        player = await game.join()
+        await player.step()
+        address = f"/v1/admin/sessions/{player.id}"
+        await game.http.post(f"{address}/park")
+        await player.connection.until("parked")
+        await player.step()
+        await player.connection.socket.close()
+        await game.http.delete(address)
+        await game.gateway.host.drained()
+        history = (await game.http.get(address)).json()
+    assert (history["state"], history["turns"]) == ("closed", 2)
+    entries = history["timeline"]["entries"]
+    assert history["noted"] == len(entries)
+    ages = [entry["at_ms"] for entry in entries]
+    assert ages == sorted(ages)
+    told = [{n: v for n, v in entry.items() if n != "at_ms"} for entry in entries]
+    for entry in told:
+        assert entry.pop("ttft_ms", 0.0) >= 0.0
+    assert [entry for entry in told if entry["event"] != "detached"] == [
+        {"event": "opening"},
+        {"event": "opened"},
+        {"event": "attached", "role": "controller"},
+        {"event": "turn_ended", "turn": 1, "status": "completed"},
+        {"event": "parking", "stage": "world", "reason": "requested"},
+        {"event": "parked", "stage": "world"},
+        {"event": "restoring", "stage": "world"},
+        {"event": "restored", "stage": "world", "origin": "snapshot"},
+        {"event": "turn_ended", "turn": 2, "status": "completed"},
+        {"event": "closing", "reason": "admin"},
+        {"event": "closed"},
+    ]
+
+
+async def test_its_timeline_says_who_came_and_who_was_not_let_in() -> None:
+    async with playing(places=1) as game:
+        player = await game.join()
+        url = game.gateway.stream(player.id)
+        async with stream(url, role="controller", secret="another") as refused:
+            await refused.closed()
+        async with stream(url, role="observer") as observer:
+            await observer.until("attached")
+        async with stream(url, role="controller", takeover=True) as other:
+            await other.until("attached")
+            await player.connection.closed()
+            address = f"/v1/admin/sessions/{player.id}"
+            history = (await game.http.get(address)).json()
+        told = [(e["event"], *e.values()) for e in history["timeline"]["entries"][4:]]
+        assert [(event, *values[2:]) for event, *values in told] == [
+            ("attach_refused", "resume_refused"),
+            ("attached", "observer"),
+            ("let_go", "replaced"),
+            ("attached", "controller"),
+        ]
+
+
+async def test_its_clocks_are_told() -> None:
+    limits = Limits(sessions=4, idle_ms=100_000, max_age_ms=300_000, grace_ms=20_000)
+    async with playing(places=2, pipeline=replace(WORLD, limits=limits)) as game:
+        session = await opened(game.http)
+        (entry,) = (await game.http.get("/v1/admin/sessions")).json()["sessions"]
+        assert 0 < entry["grace_left_s"] <= 20 < entry["idle_left_s"] <= 100
+        assert 100 < entry["age_left_s"] <= 300
+        url = game.gateway.stream(session["id"])
+        async with stream(url, role="controller", secret=session["secret"]) as connection:
+            await connection.until("attached")
+            (entry,) = (await game.http.get("/v1/admin/sessions")).json()["sessions"]
+            assert entry["grace_left_s"] is None
+            assert entry["idle_left_s"] <= 100
+
+
+async def test_the_operator_evicts_it_but_not_from_a_turn() -> None:
+    async with playing(places=1) as game:
+        player = await game.join()
+        action = held(0, 7)
+        stalled = {**step(1, action), "parameters": {"stall": True}}
+        await player.connection.say("update", id="c1", input=stalled)
+        await player.connection.until("answer")
+        address = f"/v1/admin/sessions/{player.id}"
+        refused = await game.http.post(f"{address}/evict")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+        await player.connection.say("signal", signal={"type": "interrupt"})
+        await player.connection.until("step_failed")
+        answer = await game.http.post(f"{address}/evict")
+        assert (answer.status_code, answer.json()) == (202, {"id": player.id, "closing": True})
+        assert (await player.connection.until("session_ended"))["reason"] == "evicted"
+        assert await player.connection.closed() == (1000, "evicted")
+        assert (await game.http.post(f"{address}/evict")).status_code == 404
+        # There is room for another.
+        await (await game.join()).step()
+        history = (await game.http.get(address)).json()
+        assert {"event": "closing", "reason": "evicted"}.items() <= (
+            history["timeline"]["entries"][-2].items()
+        )
+        assert (await game.http.get("/v1/admin/sessions/sess_0")).status_code == 404
+
+
 async def test_with_the_store_full_nobody_is_parked_and_the_next_is_refused() -> None:
     async with playing(places=2, store_bytes=STATE_BYTES // 2) as game:
         for _ in range(2):

@@ -94,13 +94,12 @@ async def test_a_native_open_is_told_where_it_stands_and_then_its_session(
         name, session = await second.next()
         assert name == "session"
         assert session["secret"]
-        # Nobody is at the second yet: it makes room for the third.
+        # Its first client is still to come: it makes room for nobody yet.
         name, moved = await third.next()
-        while name == "queued":
-            # Now something is known of how long a session takes.
-            assert (moved["position"], moved["estimate_ms"] is None) == (1, False)
-            name, moved = await third.next()
-        assert name == "session"
+        # Now something is known of how long a session takes.
+        assert (name, moved["position"], moved["estimate_ms"] is None) == ("queued", 1, False)
+        await http.delete(f"/v1/sessions/{session['id']}")
+        assert (await third.next())[0] == "session"
     assert not ahead(gateway)
 
 

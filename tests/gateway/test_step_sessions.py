@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from gateway.clients import HostedAttachment
 from gateway.host import GatewayHost
 from loadtest.synthetic_step import StepOptions, SyntheticStep, checksum_after, checksum_of
 from loadtest.synthetic_voice import SyntheticThink, ThinkOptions
@@ -149,30 +150,39 @@ async def test_players_that_vanish_make_room_for_others() -> None:
         assert all(health.ready for health in host.health())
 
 
+async def left_alone(host: GatewayHost, tenant: str) -> HostedAttachment:
+    """A session whose client was there and has gone."""
+    attachment = await host.open(
+        pipeline="game", tenant=tenant, secret="s", on_output=Client().on_output
+    )
+    attachment.detach()
+    return attachment
+
+
 async def test_a_tenant_has_no_more_sessions_than_one_may_have() -> None:
     async with playing(world(sessions=4, sessions_per_tenant=2, grace_ms=600_000)) as host:
-        other = await host.open(pipeline="game", tenant="other", secret="s")
+        other = await left_alone(host, "other")
         watched = Client()
         held = await host.open(pipeline="game", tenant="greedy", on_output=watched.on_output)
-        alone = await host.open(pipeline="game", tenant="greedy", secret="s")
+        alone = await left_alone(host, "greedy")
         # Its own session that was left alone makes room for it, and another tenant's never.
         last = Client()
         await host.open(pipeline="game", tenant="greedy", on_output=last.on_output)
         assert alone.session not in {summary.id for summary in host.sessions()}
         with pytest.raises(CapacityExceeded, match="2 sessions of one tenant"):
-            await host.open(pipeline="game", tenant="greedy", secret="s")
+            await left_alone(host, "greedy")
         assert {other.session, held.session} < {summary.id for summary in host.sessions()}
-        await host.open(pipeline="game", tenant="other", secret="s")
+        await left_alone(host, "other")
         assert len(host.sessions()) == 4
 
 
 async def test_a_tenant_that_opens_many_sessions_ends_none_of_who_has_fewer() -> None:
     async with playing(world(sessions=4, grace_ms=600_000)) as host:
-        quiet = await host.open(pipeline="game", tenant="quiet", secret="s")
+        quiet = await left_alone(host, "quiet")
         for _ in range(12):
-            await host.open(pipeline="game", tenant="greedy", secret="s")
+            await left_alone(host, "greedy")
         assert host.summary(quiet.session, "quiet").state == "detached"
         # Who has fewer gets what who has more left alone.
-        await host.open(pipeline="game", tenant="third", secret="s")
+        await left_alone(host, "third")
         tenants = [session.tenant for session in host.sessions()]
         assert sorted(tenants) == ["greedy", "greedy", "quiet", "third"]

@@ -61,6 +61,7 @@ from sessions.duplex.events import Role as Speaker
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Limits
 from sessions.resume_secret import digest
+from sessions.session import FIRST_CLIENT_MS
 from tests.sessions.harness import PCM_MS, Harness, voice_pipeline
 
 
@@ -478,6 +479,19 @@ def test_who_takes_over_without_a_secret_ends_all_earlier_ones() -> None:
     harness = resumable()
     attached(come(harness, "operator", secret=None, new="s2"))
     assert refusal(come(harness, "back", secret="s1")) == "secret_reused"
+
+
+def test_the_first_client_of_a_session_that_was_opened_without_one_has_time_to_come() -> None:
+    harness = Harness(controller=None, secret="s1")
+    assert not harness.session.evictable
+    harness.later(FIRST_CLIENT_MS - 1)
+    assert not harness.session.evictable
+    assert harness.session.deadline() == harness.now_ms + 1
+    harness.later(1)
+    assert harness.session.evictable
+    come(harness, "first", cursor=0)
+    harness.feed(Detached("first"))
+    assert harness.session.evictable
 
 
 # Commands

@@ -406,6 +406,21 @@ def test_every_state_but_closed_has_a_deadline() -> None:
         assert (lifecycle.deadline() is None) == (state is State.CLOSED)
 
 
+def test_the_clocks_of_a_session_that_is_open_say_what_ends_it() -> None:
+    limits = Limits(idle_ms=100, max_age_ms=500, grace_ms=50)
+    lifecycle = Lifecycle(limits, 1000.0)
+    assert lifecycle.ends == []
+    lifecycle.move(Trigger.OPENED, 1010.0)
+    assert lifecycle.ends == [(1110.0, CloseReason.IDLE), (1500.0, CloseReason.MAX_AGE)]
+    lifecycle.progress(1420.0)
+    assert lifecycle.deadline() == (1500.0, CloseReason.MAX_AGE)
+    lifecycle.move(Trigger.DETACHED, 1430.0)
+    assert lifecycle.ends[-1] == (1480.0, CloseReason.DETACHED) == lifecycle.deadline()
+    lifecycle.reason = CloseReason.CLIENT
+    lifecycle.move(Trigger.CLOSE, 1440.0)
+    assert lifecycle.ends == []
+
+
 def test_a_tick_that_comes_too_early_changes_nothing() -> None:
     harness = Harness(voice_pipeline(idle_ms=10_000))
     harness.now_ms += 5_000

@@ -404,8 +404,26 @@ def test_nothing_is_promised_of_which_nothing_is_known() -> None:
     assert error.retry_after_ms is None
 
 
+def clients_keep_to_it(it: Gateway) -> None:
+    """Others have come back when they were told to."""
+    it.now_ms -= 60_000.0
+    alone = pipeline("other", "elsewhere", sessions=1)
+    seen(it, *[1_000.0] * 10, name="other")
+    for n in range(6):
+        it.ask(f"holder {n}", alone)
+        error = it.ask(f"refused {n}", alone).error
+        assert error is not None
+        assert error.retry_after_ms is not None
+        it.now_ms += error.retry_after_ms
+        it.ends(f"holder {n}")
+        assert it.ask(f"again {n}", alone).open
+        it.ends(f"again {n}")
+    it.now_ms = 0.0
+
+
 def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
     it = Gateway()
+    clients_keep_to_it(it)
     seen(it, *[10_000.0] * 10)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
@@ -422,8 +440,28 @@ def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
     assert it.ask("b again", voice).open
 
 
+def test_where_clients_do_not_come_back_when_they_were_told_nothing_is_kept_for_them() -> None:
+    it = Gateway()
+    clients_keep_to_it(it)
+    seen(it, *[1_000.0] * 10)
+    voice = pipeline(sessions=1)
+    kept = 0
+    for n in range(12):
+        it.ask(f"a {n}", voice)
+        it.ask(f"b {n}", voice)
+        it.now_ms += 900.0
+        it.ends(f"a {n}")
+        early = it.ask(f"c {n}", voice)
+        kept += not early.open
+        if early.open:
+            it.ends(f"c {n}")
+        it.now_ms += 10_000.0
+    assert 0 < kept < 8
+
+
 def test_a_promise_that_nobody_comes_for_binds_nobody() -> None:
     it = Gateway()
+    clients_keep_to_it(it)
     seen(it, *[10_000.0] * 10)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
@@ -437,6 +475,7 @@ def test_a_promise_that_nobody_comes_for_binds_nobody() -> None:
 
 def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> None:
     it = Gateway()
+    clients_keep_to_it(it)
     seen(it, *[1_000.0] * 10)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
@@ -448,6 +487,7 @@ def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> 
 
 def test_who_waits_is_not_put_behind_a_promise_that_came_later() -> None:
     it = Gateway()
+    clients_keep_to_it(it)
     seen(it, *[10_000.0] * 10)
     voice = pipeline(sessions=1, waiting=1)
     it.ask("a", voice)

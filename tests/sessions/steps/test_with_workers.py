@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.connectors import InlineDescriptor
@@ -185,6 +185,12 @@ class Together:
                 self.answered[output.step] = piece.data
             case StepFailed():
                 self.asked.pop(output.step, None)
+                if output.committed_step == output.step == self.steps + 1:
+                    # It was committed after it had been given up: only its output is lost.
+                    assert self.worker is not None
+                    assert self.worker.state is not None
+                    assert self.worker.state[:-1] == self.state
+                    self.state, self.steps = self.worker.state, output.step
                 assert output.committed_step == self.steps
             case StateLost():
                 assert output.committed_step == self.steps
@@ -303,6 +309,7 @@ plans = st.lists(
 
 @settings(max_examples=600, deadline=None)
 @given(plans)
+@example([("step", 0), *[("later", 30_000.0)] * 4])
 def test_no_step_is_lost_doubled_or_done_on_nothing_whatever_happens(
     plan: list[tuple[Any, ...]],
 ) -> None:
@@ -324,3 +331,14 @@ def test_no_step_is_lost_doubled_or_done_on_nothing_whatever_happens(
     assert together.worker.state == together.state
     assert together.asked == {}
     assert together.answered[together.steps]
+
+
+def test_a_step_that_waits_for_a_worker_is_answered_when_it_is_given_up() -> None:
+    together = Together()
+    together.step(0)
+    together.machine.give_up("stalled", together.now_ms)
+    assert together.asked == {}
+    together.rest()
+    together.step(0)
+    together.rest()
+    assert together.steps == 1

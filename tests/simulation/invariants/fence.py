@@ -63,9 +63,9 @@ class I1Fence(Invariant):
                 )
             return
         if known is None and isinstance(event.command, Open | Close):
-            if isinstance(event.command, Close) or any(
-                isinstance(action, OpenSession) for action in actions
-            ):
+            # A close is fenced where an open of another waits for room.
+            closed = isinstance(event.command, Close) and opens
+            if closed or any(isinstance(action, OpenSession) for action in actions):
                 self._accepted[key] = (fence.epoch, fence.owner)
         elif known is not None and known != (fence.epoch, fence.owner):
             self.check(
