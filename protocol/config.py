@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 
 from protocol.addresses import is_loopback
 from protocol.config_graph import graph_contradictions
@@ -55,6 +62,18 @@ def _device(value: str) -> str:
     return value
 
 
+AUTO_CORES = -1.0
+"""Instead of a number of cores: those that others leave."""
+
+
+def _cores(value: object) -> float:
+    if value == "auto":
+        return AUTO_CORES
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 4096:
+        raise ValueError("must be a number of cores above 0, or auto")
+    return float(value)
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
@@ -89,8 +108,8 @@ class StageConfig(BaseModel):
     "cpu" by default an equal share of this machine's memory, of another all that it has.
     Sessions leave the share `head_room` of it to running turns, and those of one tenant get
     at most `tenant_share` of the rest. With `cores` no more sessions are opened on a worker
-    than it can serve at once with so many cores of the processor, or, with `auto`, with what
-    others leave of this machine. Everything else in the section is an option of the
+    than it can serve at once with so many cores of the processor, or, with `auto` (-1 here),
+    with what others leave of this machine. Everything else in the section is an option of the
     engine, in `options`.
     """
 
@@ -101,7 +120,7 @@ class StageConfig(BaseModel):
     budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
     head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
     tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    cores: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] | None = None
+    cores: Annotated[float, BeforeValidator(_cores)] | None = None
 
     @property
     def options(self) -> dict[str, Any]:

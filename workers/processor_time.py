@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from protocol.config import AUTO_CORES
 from sessions.compute import ComputeSample
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -16,19 +17,15 @@ _GUEST = 8
 """From here on they count again what is in others already."""
 
 
-AUTO = -1.0
-"""Instead of a number of cores: those that others leave."""
-
-
 def sample(
     cores: float | None,
     control_groups: Path = _CONTROL_GROUPS,
     statistics: Path = _STATISTICS,
 ) -> ComputeSample:
-    """The processor time so far. `cores` are the worker's own, whatever others do; AUTO: those
-    of the machine, or of its container, that others leave; None: any amount."""
+    """The processor time so far. `cores` are the worker's own, whatever others do; AUTO_CORES:
+    those of the machine, or of its container, that others leave; None: any amount."""
     own_s = time.process_time()
-    if cores != AUTO:
+    if cores != AUTO_CORES:
         return ComputeSample(own_s, 0.0, cores)
     available = float(len(os.sched_getaffinity(0)))
     quota = _quota(control_groups)

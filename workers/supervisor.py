@@ -173,7 +173,7 @@ def worker_specs(
             budget={HOST: share, **{d: int(size) for d, size in section.budget.items()}},
             head_room=section.head_room,
             tenant_share=section.tenant_share,
-            cores=-1 if section.cores == "auto" else section.cores,
+            cores=section.cores,
             shares_memory=HOST not in section.budget,
             snapshots=list(snapshots),
         )

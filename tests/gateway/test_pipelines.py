@@ -5,7 +5,7 @@ from protocol.config import Config
 
 CONFIG = Config.model_validate(
     {
-        "stages": {"speak": {"engine": "codec"}},
+        "stages": {"late": {"engine": "codec"}, "speak": {"engine": "codec"}},
         "pipelines": {
             "voice": {
                 "kind": "duplex",
@@ -15,6 +15,8 @@ CONFIG = Config.model_validate(
                 "limits": {
                     "sessions": 3,
                     "sessions_per_tenant": 2,
+                    "waiting": 6,
+                    "wait_s": 2.5,
                     "idle_s": 1.5,
                     "stall_s": 7,
                     "grace_s": 2,
@@ -24,7 +26,7 @@ CONFIG = Config.model_validate(
                 "defaults": {"instructions": "Hi.", "voice": "amy"},
                 "voices": {"joe": ["alloy", "marin"], "amy": []},
             },
-            "other": {"kind": "duplex", "outputs": {"audio": "speak"}},
+            "other": {"kind": "duplex", "outputs": {"audio": "speak", "text": "late"}},
         },
     }
 )
@@ -54,3 +56,11 @@ def test_limits_are_told_in_ms() -> None:
     assert limits.sessions_per_tenant == 2
     assert catalogue(CONFIG).pipelines["other"].limits.sessions_per_tenant is None
     assert (limits.grace_ms, limits.turn_ms, limits.replay_bytes) == (2_000, 5_000, 1024 * 1024)
+    assert (limits.waiting, limits.wait_ms) == (6, 2_500)
+    assert catalogue(CONFIG).pipelines["other"].limits.waiting == 0
+
+
+def test_all_pipelines_are_opened_in_the_order_of_the_file() -> None:
+    pipelines = catalogue(CONFIG).pipelines
+    assert pipelines["voice"].opening_order == ("speak",)
+    assert pipelines["other"].opening_order == ("late", "speak")

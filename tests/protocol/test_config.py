@@ -187,6 +187,10 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
             "18: pipelines.voice.limits.sessions_per_tenant: more than the 3 of all tenants",
         ),
         ("limits: {sessions: 3", "limits: {stall_s: 0", "18: pipelines.voice.limits.stall_s"),
+        ("limits: {sessions: 3", "limits: {waiting: -1", "18: pipelines.voice.limits.waiting"),
+        ("limits: {sessions: 3", "limits: {wait_s: 0", "18: pipelines.voice.limits.wait_s"),
+        ("replicas: 2", "cores: 0", "5: stages.think.cores"),
+        ("replicas: 2", "cores: all", "5: stages.think.cores"),
     ],
 )
 def test_a_mistake_is_pointed_at(tmp_path: Path, old: str, new: str, problem: str) -> None:

@@ -247,11 +247,6 @@ class Client:
             self.on_end(self)
 
     @property
-    def refused_once(self) -> bool:
-        """Whether a session of it could not be opened before."""
-        return self._tries > 1
-
-    @property
     def session_state(self) -> State | None:
         """Where its session stands, while it is hosted."""
         return None if self.hosted is None else self.hosted.session.state

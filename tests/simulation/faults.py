@@ -107,8 +107,9 @@ class Faults:
             return
         self._world.count("fault: worker stopped in order")
         for gateway in self._deployment.gateways.values():
-            for session in gateway.links[worker.place].replica.sessions if gateway else ():
-                self._deployment.blame(session, "stopped")
+            # What is parked may be asked back of it while it ends.
+            for hosted in gateway.hosted.all() if gateway is not None else ():
+                self._deployment.blame(hosted.id, "stopped")
         worker.run(worker.stop)
 
         def end() -> None:

@@ -39,6 +39,7 @@ from workers.control_events import (
     ParkSession,
     ShuttingDown,
     StartTurn,
+    Tick,
     TurnFinished,
     TurnOutcome,
 )
@@ -252,7 +253,7 @@ def test_nobody_is_asked_where_all_together_would_not_do() -> None:
     worker.open("c")
     reports = worker.open("d", settings={"bytes": 21})
     assert (wanted(reports), code(reports[0])) == ([], "capacity_exceeded")
-    assert [code(r) for r in worker.open("e", settings={"bytes": 31})] == ["capacity_exceeded"]
+    assert [code(r) for r in worker.open("e", settings={"bytes": 31})] == ["session_too_large"]
 
 
 def test_who_gets_work_after_it_was_asked_is_replaced_by_another() -> None:
@@ -471,3 +472,15 @@ def test_a_session_that_is_closed_while_it_comes_back_in_vain_leaves_nothing_in_
     full = CapacityExceeded("every slot is in use").info()
     actions = worker.bench.tell(OperationDone("a", full))
     assert actions == [FreeSession("a"), ForgetParked("a")]
+
+
+def test_nobody_is_asked_to_make_room_for_who_is_gone() -> None:
+    worker = Worker().three()
+    worker.bench.tell(GatewayUp("g2"))
+    assert wanted(worker.open("d", owner="g2")) == ["a"]
+    worker.bench.tell(GatewayDown("g2"))
+    assert worker.bench.control.sessions == 3
+    # Who was asked does not answer, and nobody else is asked in its place.
+    worker.bench.now_ms += 1_500
+    worker.bench.tell(Tick())
+    assert wanted(worker.bench.take()) == []

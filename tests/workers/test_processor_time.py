@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.config import AUTO_CORES as AUTO
 from workers import processor_time
-from workers.processor_time import AUTO
 
 
 @pytest.fixture

@@ -234,10 +234,12 @@ def test_workers_without_a_budget_share_what_the_others_leave(
         "speak-0": {"cpu": (875 << 20) // 3},
     }
     named = {"budget": {"cpu": "300MiB", "cuda:0": "2GiB"}, "head_room": 0.2, "tenant_share": 0.5}
+    named["cores"] = 1.5
     path = write_config(directory, replicas=2, **named)
     speak, think, _ = worker_specs(load_config(path), directory)
     assert think.budget == {"cpu": 300 << 20, "cuda:0": 2 << 30}
     assert (think.head_room, think.tenant_share, think.options) == (0.2, 0.5, {})
+    assert (think.cores, speak.cores) == (1.5, None)
     assert (speak.budget, speak.head_room, speak.tenant_share) == ({"cpu": 275 << 20}, 0.05, 1.0)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from sessions.lifecycle import CloseReason
 from sessions.openings import AT_ONCE, Position
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess
 from tests.simulation.process import Process
 from tests.simulation.watch import Invariant
 from tests.simulation.world import World
+
+LEAST_PAUSE_MS = 250.0
+"""Between two tries of the same open."""
 
 
 class Queue(Invariant):
@@ -28,6 +32,9 @@ class Queue(Invariant):
         super().__init__(world)
         self._orders: defaultdict[str, list[Client]] = defaultdict(list)
         self._positions: dict[Client, int] = {}
+        self._failed_ms: dict[Client, float] = {}
+        """When a session of it could last not be opened, by its gateway's clock, unless that has
+        opened one for another since."""
 
     def asked(self, client: Client) -> None:
         """It comes behind all others."""
@@ -35,6 +42,9 @@ class Queue(Invariant):
 
     def unqueued(self, client: Client) -> None:
         """It stands there no more."""
+        if client.view.created:
+            for other in self._order(client):
+                self._failed_ms.pop(other, None)
         if client in self._order(client):
             self._order(client).remove(client)
 
@@ -47,8 +57,18 @@ class Queue(Invariant):
             self.check(trying, f"{client.name} is opened before {other.name}")
         if client in self._positions:
             self.count("opens that began after they had waited")
-        if client.refused_once:
+        if (failed_ms := self._failed_ms.get(client)) is not None:
             self.count("opens that began again")
+            assert client.gateway is not None
+            self.check(
+                client.gateway.now_ms >= failed_ms + LEAST_PAUSE_MS,
+                f"{client.name} is tried again at once",
+            )
+
+    def released(self, client: Client, reason: CloseReason) -> None:
+        """Its session could not be opened, or has ended."""
+        assert client.gateway is not None
+        self._failed_ms[client] = client.gateway.now_ms
 
     def stands(self, client: Client, position: Position) -> None:
         """It is told the truth, and no position twice or worse than before."""
@@ -73,6 +93,13 @@ class Queue(Invariant):
         waiting = openings.waiting(pipeline.name)
         known = [client.opening for client in self._orders[process.incarnation]]
         self.check(known == waiting, f"{known} wait, and the gateway has {waiting}")
+        for at, client in enumerate(self._orders[process.incarnation], 1):
+            told = self._positions.get(client)
+            tries = client.opening is not None and client.opening.trying
+            self.check(
+                told == at or (told is None and tries),
+                f"{client.name} is number {at}, and was told {told}",
+            )
         tried = sum(opening.trying for opening in waiting)
         if tried == len(waiting):
             return

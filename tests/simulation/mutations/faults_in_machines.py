@@ -165,8 +165,46 @@ MUTATIONS = (
     Mutation(
         "a place is never given back",
         "sessions/admission.py",
-        "        self._held[pipeline.name] -= 1\n",
-        "        pass\n",
+        "        place = self._held[pipeline].pop(session)\n",
+        "        place = self._held[pipeline][session]\n",
+    ),
+    Mutation(
+        "who came last is let in first",
+        "sessions/openings.py",
+        "        insort(self._openings, opening, key=lambda known: -known.priority)\n",
+        "        self._openings.insert(0, opening)\n",
+    ),
+    Mutation(
+        "who leaves the queue is still counted",
+        "sessions/openings.py",
+        "        if opening in self._openings:\n"
+        "            self._remove(opening)\n"
+        "            self.serve(now_ms)\n",
+        "        self.serve(now_ms)\n",
+    ),
+    Mutation(
+        "positions are not told again",
+        "sessions/openings.py",
+        "opening.told.position != position",
+        "False",
+    ),
+    Mutation(
+        "a place that is free again is given to nobody who waits",
+        "gateway/hosted.py",
+        "            if len(self.openings):\n",
+        "            if False:\n",
+    ),
+    Mutation(
+        "nobody who waits is ever refused",
+        "sessions/openings.py",
+        "not opening.trying and now_ms >= opening.until_ms",
+        "False",
+    ),
+    Mutation(
+        "an open that finds no room is tried again at once",
+        "sessions/openings.py",
+        "            elif lack is not None:\n                self._shut_off(lack, now_ms)\n",
+        "",
     ),
     Mutation(
         "a record is never removed",
@@ -288,8 +326,8 @@ MUTATIONS = (
     Mutation(
         "a session with work in flight is evicted",
         "sessions/session.py",
-        "self.state is State.DETACHED and not self._machine.working",
-        "self.state is State.DETACHED",
+        "            and not self._machine.working\n",
+        "",
     ),
     Mutation(
         "a step that failed counts",
