@@ -40,7 +40,12 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             }
         },
         "pipelines": {
-            "game": {"kind": "world", "outputs": {"frames": "world"}, "limits": {"sessions": 6}}
+            "game": {"kind": "world", "outputs": {"frames": "world"}, "limits": {"sessions": 6}},
+            "small": {
+                "kind": "world",
+                "outputs": {"frames": "world"},
+                "limits": {"sessions": 1, "waiting": 2},
+            },
         },
     }
     path = tmp_path_factory.mktemp("operator") / "world.yaml"
@@ -142,6 +147,26 @@ def test_a_session_is_parked_restored_and_evicted(
     expect(timeline.nth(-2)).to_contain_text("closingreason evicted")
     expect(timeline.last).to_contain_text("closed")
     expect(page.locator("#facts")).to_contain_text("closed")
+
+
+def test_who_waits_for_a_place_is_shown(
+    deployment: Deployment, sessions: Sessions, open_page: OpenPage
+) -> None:
+    page = looked(open_page, deployment)
+    expect(page.locator("#waiting")).to_be_hidden()
+    client = sessions.client
+    client.post("/v1/sessions", json={"model": "small"}).raise_for_status()
+    events = {"accept": "text/event-stream"}
+    with client.stream("POST", "/v1/sessions", json={"model": "small"}, headers=events) as waits:
+        waits.raise_for_status()
+        row_ = page.locator("#waiting-rows tr")
+        expect(row_).to_have_count(1)
+        expect(row_).to_contain_text("small")
+        expect(page.locator("#pipelines")).to_contain_text("1 of 1 places taken")
+    # Who hung up does not wait any more.
+    expect(page.locator("#waiting")).to_be_hidden()
+    (held,) = deployment.get("/v1/admin/sessions").json()["sessions"]
+    sessions.ids.append(held["id"])
 
 
 def test_a_session_with_a_turn_in_flight_is_not_evicted_but_closed(

@@ -36,6 +36,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import text_payload
+from sessions.compute import ComputeSample
 from sessions.ledger import Budget, Ledger
 from workers.control import Control
 from workers.control_events import (
@@ -45,6 +46,7 @@ from workers.control_events import (
     ApplyInput,
     CancelTurn,
     CommandReceived,
+    ComputeMeasured,
     ConfigureSession,
     ControlLimits,
     DiscardPayload,
@@ -1064,3 +1066,28 @@ def test_a_turn_whose_engine_never_waits_fails_in_the_end(limits: RetentionLimit
     assert ended.error is not None
     assert ended.error.code == "capacity_exceeded"
     assert bench.control.kept_bytes == 0
+
+
+def test_an_open_for_which_the_cores_have_no_room_is_refused_and_a_restore_is_not() -> None:
+    bench = Bench().open(Fence("a", 1, "g1"))
+    for second in range(1, 11):
+        bench.now_ms = second * 1_000.0
+        bench.tell(ComputeMeasured(ComputeSample(own_s=0.6 * second, others_s=0.0, cores=1.0)))
+    use = bench.control.status("think", 0).compute
+    assert use is not None
+    assert (use.cores, round(use.session, 2)) == (1.0, 0.6)
+    bench.command(Open(Fence("b", 1, "g1"), "open-b"))
+    (refused,) = bench.take()
+    assert isinstance(refused, Answer)
+    assert refused.error is not None
+    assert refused.error.code == "capacity_exceeded"
+    assert "a session takes 0.60 of a core" in refused.error.message
+    # What was let in before comes back, and what has gone leaves its place.
+    bench.command(Open(Fence("c", 1, "g1"), "open-c", restore=True))
+    (restored,) = bench.take()
+    assert code(restored) is None
+    for session in ("a", "c"):
+        bench.command(Close(Fence(session, 1, "g1"), f"close-{session}", "client"))
+    bench.take()
+    bench.command(Open(Fence("b", 1, "g1"), "open-b2"))
+    assert code(bench.take()[0]) is None
