@@ -181,12 +181,12 @@ class HostedSessions:
         held = Counter(
             hosted.session.identity.tenant
             for hosted in self._hosted.values()
-            if hosted.session.pipeline is pipeline
+            if hosted.session.pipeline.name == pipeline.name
         )
         alone = [
             hosted
             for hosted in self._hosted.values()
-            if hosted.session.pipeline is pipeline
+            if hosted.session.pipeline.name == pipeline.name
             and hosted.session.evictable
             and (
                 (owner := hosted.session.identity.tenant) == tenant
@@ -199,7 +199,7 @@ class HostedSessions:
         """Whether there is no place, and no session that may end to make room for its tenant."""
         places = pipeline.limits.sessions
         return self.admission.held(pipeline.name) >= places and not any(
-            hosted.session.pipeline is pipeline and hosted.session.evictable
+            hosted.session.pipeline.name == pipeline.name and hosted.session.evictable
             for hosted in self._hosted.values()
         )
 

@@ -177,7 +177,7 @@ class LimitsConfig(_Section):
 
     sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
     sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    waiting: Annotated[int, Field(ge=0, le=10_000)] = 0
+    waiting: Annotated[int, Field(ge=0, le=1_000)] = 0
     wait_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
     idle_s: Annotated[float, Field(gt=0)] = 300.0
     max_age_s: Annotated[float, Field(gt=0)] = 3600.0
