@@ -120,6 +120,8 @@ class Profile:
     """The share of what clients do that is coming, going and asking again."""
     places: Places | None = None
     """What the bytes of each worker are enough for; None: for any number."""
+    session_cores: float = 0.0
+    """What a session takes of the one core of its worker; 0: nobody counts that."""
     priorities: tuple[int | None, ...] = (0,)
     """That of the sessions of each gateway, in turn."""
 
@@ -328,6 +330,7 @@ def profile_of(seed: int) -> Profile:
         rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
         places=places_of(chance),
+        session_cores=0.3 if queues.random() < 0.3 else 0.0,
         priorities=chance.choice([(0,), (0,), (1, 0), (0, None)]),
     )
 

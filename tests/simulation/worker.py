@@ -34,6 +34,7 @@ from protocol.link_events import (
 from protocol.link_events import Tick as LinkTick
 from protocol.link_frames import WorkerInfo
 from protocol.messages import Output, Report, Update, decode_command, encode
+from sessions.compute import Compute, ComputeSample
 from sessions.ledger import Ledger
 from tests.simulation.engine import (
     FAILED,
@@ -55,6 +56,7 @@ from workers.control_events import (
     CancelTurn,
     CommandReceived,
     CommitTurn,
+    ComputeMeasured,
     ConfigureSession,
     DiscardPayload,
     EngineReady,
@@ -98,8 +100,12 @@ class WorkerProcess(Process):
         if places is not None and not places.pooled:
             self.ledger = Ledger({places.device: places.budget(stage)})
         self.control = Control(
-            self.profile.control, self.ledger, lambda settings: declared(places, settings)
+            self.profile.control,
+            self.ledger,
+            lambda settings: declared(places, settings),
+            Compute(),
         )
+        self._own_s, self._measured_ms = 0.0, self.now_ms
         self.recent: deque[CommandReceived] = deque(maxlen=24)
         """What its present links brought last, to be repeated."""
         self._deployment = deployment
@@ -275,7 +281,16 @@ class WorkerProcess(Process):
             self.ledger.load(places.device, engine=unit_bytes, pool=pool_bytes)
         self.tell(EngineReady())
 
+    def _measure_compute(self) -> None:
+        """Sessions take what the world says, while they are open."""
+        now_ms, each = self.now_ms, self.profile.session_cores
+        passed_s = max(0.0, now_ms - self._measured_ms) / 1000
+        self._own_s += each * len(self.engine.sessions) * passed_s
+        self._measured_ms = now_ms
+        self.tell(ComputeMeasured(ComputeSample(self._own_s, now_ms / 1e4, 1.0 if each else None)))
+
     def _refresh_status(self, *, announce: bool = False) -> None:
+        self._measure_compute()
         status = self.control.status(self.stage, 0)
         self._link(StatusChanged(encode(status), status.ready, announce))
 

@@ -169,6 +169,12 @@ MUTATIONS = (
         "        place = self._held[pipeline][session]\n",
     ),
     Mutation(
+        "a session more than the cores have room for is let in",
+        "sessions/compute.py",
+        "        if share * (self._open + 1) <= left:\n",
+        "        if share * self._open <= left:\n",
+    ),
+    Mutation(
         "who came last is let in first",
         "sessions/openings.py",
         "        insort(self._openings, opening, key=lambda known: -known.priority)\n",
