@@ -11,7 +11,7 @@ import structlog
 from gateway.hosted import Hosted
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Replica
-from protocol.errors import AntiphonError
+from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import TurnMeasured
 from sessions.client import Role
 from sessions.lifecycle import CloseReason, State
@@ -49,6 +49,12 @@ class Bookkeeping:
     def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
         """A command or an output did not come across."""
         _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
+
+    def not_restored(self, session: str, stage: str, error: ErrorInfo) -> None:
+        """What was stored of a session on a stage did not come back."""
+        _log.warning(
+            "not_restored", session=session, stage=stage, code=error.code, reason=error.message
+        )
 
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""

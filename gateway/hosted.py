@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.forgetting import Forgetting
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, CapacityExceeded
-from protocol.messages import Output, ReceivedThrough, Report, WorkerStatus
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo
+from protocol.messages import Answer, Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
     AskDirectory,
     AttachRefused,
@@ -28,6 +29,7 @@ from sessions.actions import (
     Event,
     ForgetParked,
     HoldClient,
+    NotRestored,
     Released,
     Reported,
     StageBound,
@@ -81,6 +83,9 @@ class Observer(Protocol):
     def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
         """A command or an output did not come across: the stage's worker is given up."""
 
+    def not_restored(self, session: str, stage: str, error: ErrorInfo) -> None:
+        """What was stored of a session on a stage did not come back."""
+
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
 
@@ -95,6 +100,7 @@ class HostedSessions:
         self.admission = Admission()
         self.directory = MemoryDirectory()
         self.deadlines = Deadlines()
+        self.forgetting = Forgetting(placement)
         self._placement = placement
         self._transfers = transfers
         self._observer = observer
@@ -188,6 +194,8 @@ class HostedSessions:
         """A worker's report about a session, which may be bound to it no longer."""
         assert not isinstance(report, WorkerStatus)
         session, stage = report.session, replica.stage
+        if isinstance(report, Answer):
+            self.forgetting.answered(stage, report)
         hosted = self._hosted.get(session)
         if hosted is None or not hosted.wires.bound_to(replica):
             if isinstance(report, Output):
@@ -204,11 +212,14 @@ class HostedSessions:
 
     def ready(self, stage: str, now_ms: float) -> None:
         """A replica of `stage` can take sessions: those that wait for one get it."""
+        # First: what comes after it is of a later opening.
+        self.forgetting.ready(stage, now_ms)
         for session, replica in self._placement.served(stage, now_ms):
             self.handle(session, self._bound(self._hosted[session], replica), now_ms)
 
     def lost(self, replica: Replica, now_ms: float) -> None:
         """The worker is gone, with all that it held."""
+        self.forgetting.lost(replica, now_ms)
         for hosted in self.all():
             if hosted.wires.bound_to(replica):
                 self.stage_lost(hosted.id, replica.stage, now_ms)
@@ -244,7 +255,9 @@ class HostedSessions:
                     case Unbind():
                         hosted.wires.unbind(action.stage)
                     case ForgetParked():
-                        self._forget_parked(action, now_ms)
+                        self.forgetting.forget(action.stage, action.command, now_ms)
+                    case NotRestored():
+                        self._observer.not_restored(hosted.id, action.stage, action.error)
                     case AskDirectory():
                         self._ask(hosted, action.request, events)
                     case TurnMeasured():
@@ -285,12 +298,6 @@ class HostedSessions:
             events.append(StageUnavailable(stage, error.info()))
             return
         events.append(self._bound(hosted, replica))
-
-    def _forget_parked(self, action: ForgetParked, now_ms: float) -> None:
-        """Without a worker that could be told it goes when its time has come."""
-        with contextlib.suppress(AntiphonError):
-            replica = self._placement.pick(action.stage, now_ms)
-            replica.link.send(action.command)
 
     @staticmethod
     def _bound(hosted: Hosted, replica: Replica) -> StageBound:

@@ -66,5 +66,6 @@ def _pipeline(name: str, section: PipelineConfig) -> Pipeline:
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
-        priority=section.priority if section.durability == "park" else None,
+        priority=None if section.durability == "none" else section.priority,
+        durable=section.durability == "turn",
     )

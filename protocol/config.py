@@ -180,8 +180,9 @@ class PipelineConfig(_Section):
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
     cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
     clients of other kinds than duplex send is `inline`. Sessions of a lower `priority` are
-    parked first to make room for others, and with `durability: none` none are. `state` names
-    the stage that keeps the state of a world or robot, where it is not the first one.
+    parked first to make room for others, and with `durability: none` none are; with
+    `durability: turn` their state is stored after each turn besides. `state` names the stage
+    that keeps the state of a world or robot, where it is not the first one.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -195,7 +196,7 @@ class PipelineConfig(_Section):
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    durability: Literal["none", "park"] = "park"
+    durability: Literal["none", "park", "turn"] = "park"
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
@@ -378,6 +379,9 @@ def _kind_contradictions(
             yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"
         return
     given = pipeline.model_fields_set
+    if pipeline.kind == "one-shot" and pipeline.durability == "turn":
+        reason = "a one-shot session ends with its turn: there is nothing to go on from"
+        yield (*location, "durability"), reason
     for option in ("voices", "defaults"):
         if option in given:
             yield (*location, option), f"only a duplex pipeline has {option}"

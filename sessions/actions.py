@@ -213,6 +213,14 @@ class Unbind:
 
 
 @dataclass(frozen=True)
+class NotRestored:
+    """What was stored of the stage did not come back, and is lost, for `error`."""
+
+    stage: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
 class ForgetParked:
     """What is parked of the stage is of no use any more: any of its workers removes it."""
 
@@ -300,6 +308,7 @@ Action = (
     AskDirectory
     | BindStage
     | Unbind
+    | NotRestored
     | ForgetParked
     | ToStage
     | ToClient

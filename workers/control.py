@@ -8,6 +8,7 @@ accepted (epoch, owner) excludes lower epochs and other owners of the same epoch
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from protocol.errors import (
     AntiphonError,
@@ -32,6 +33,7 @@ from protocol.messages import (
     RoomWanted,
     Run,
     Signal,
+    SnapshotOrder,
     StageEvent,
     Stop,
     TurnEnded,
@@ -75,6 +77,13 @@ from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
 
 
+class _Stored(NamedTuple):
+    """Whose session is in the store, and what removes it."""
+
+    owner: str
+    forget: ForgetParked
+
+
 class Control:
     """All sessions of one worker."""
 
@@ -95,7 +104,7 @@ class Control:
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
         # Whose sessions are in the store, and how long ago who had them has gone.
-        self._parked: OrderedDict[str, str] = OrderedDict()
+        self._parked: OrderedDict[str, _Stored] = OrderedDict()
         self._parked_alone_ms: dict[str, float] = {}
         self._past_opens: OrderedDict[tuple[Fence, str], Answer] = OrderedDict()
         """What was answered to the opens of sessions that are here no more."""
@@ -299,6 +308,11 @@ class Control:
                 session.turns.acknowledge(command)
             case Replay():
                 session.replay(command)
+            case Close() if SnapshotOrder(fence.epoch, command.opening) < session.opened_as:
+                # It is about what an earlier opening has stored.
+                forget = ForgetParked(fence.session, fence.epoch, command.opening)
+                self._actions.append(forget)
+                self._report(gateway, Answer(fence.session, command.command))
             case Close():
                 self._reopens.refuse(fence.session)
                 session.close(command.command, now_ms)
@@ -309,6 +323,7 @@ class Control:
         self._note(session, now_ms)
 
     def _command_unknown(self, gateway: str, command: Command, now_ms: float) -> None:
+        fence = command.fence
         match command:
             case Open() if self._stopping:
                 self._refuse(gateway, command, CapacityExceeded("this worker is stopping"))
@@ -322,10 +337,11 @@ class Control:
             case Open():
                 self._open(command, now_ms)
             case Close():
-                self._remember_fence(command.fence)
-                self._parked.pop(command.fence.session, None)
-                self._actions.append(ForgetParked(command.fence.session))
-                self._report(gateway, Answer(command.fence.session, command.command))
+                self._remember_fence(fence)
+                self._parked.pop(fence.session, None)
+                forget = ForgetParked(fence.session, fence.epoch, command.opening)
+                self._actions.append(forget)
+                self._report(gateway, Answer(fence.session, command.command))
             case _:
                 self._refuse(gateway, command, SessionStateLost("this worker has no such session"))
 
@@ -389,7 +405,7 @@ class Control:
         self._gateways.discard(gateway)
         self._link_crowded(gateway, False)
         self._reopens.gateway_gone(gateway)
-        if gateway in self._parked.values():
+        if any(stored.owner == gateway for stored in self._parked.values()):
             self._parked_alone_ms[gateway] = now_ms
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
@@ -428,9 +444,10 @@ class Control:
         for gateway, gone_ms in list(self._parked_alone_ms.items()):
             if now_ms >= gone_ms + self._limits.parked_alone_ms:
                 del self._parked_alone_ms[gateway]
-                for name in [name for name, owner in self._parked.items() if owner == gateway]:
-                    del self._parked[name]
-                    self._actions.append(ForgetParked(name))
+                for name, stored in list(self._parked.items()):
+                    if stored.owner == gateway:
+                        del self._parked[name]
+                        self._actions.append(stored.forget)
 
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
@@ -438,7 +455,9 @@ class Control:
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
             if session.parked:
-                self._parked[name] = session.owner
+                self._parked[name] = _Stored(session.owner, session.forget_parked)
+                if session.owner not in self._gateways:
+                    self._parked_alone_ms.setdefault(session.owner, now_ms)
                 if len(self._parked) > self._limits.remembered_fences:
                     self._parked.popitem(last=False)
             if session.opened is not None:

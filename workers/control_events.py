@@ -12,7 +12,7 @@ import msgspec
 from protocol.connectors import Descriptor
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
-from protocol.messages import Command, Report
+from protocol.messages import Command, Report, SnapshotOrder
 from protocol.payloads import Payload
 from workers.retention import RetentionLimits
 
@@ -221,6 +221,17 @@ Event = (
 # Actions
 
 
+class Restore(msgspec.Struct, frozen=True):
+    """The snapshot to begin with: `wanted`, or a newer one. From now on it is `taken`.
+
+    With `stays` it remains in the store; otherwise it goes once it has been restored.
+    """
+
+    wanted: SnapshotOrder
+    taken: SnapshotOrder
+    stays: bool = False
+
+
 class OpenSession(msgspec.Struct, frozen=True):
     """Make the engine's session, from its parked state if so; answer with `OperationDone`.
 
@@ -233,24 +244,30 @@ class OpenSession(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     owner: str
     output: OutputEdge | None = None
-    restore: bool = False
+    restore: Restore | None = None
 
 
 class ParkSession(msgspec.Struct, frozen=True):
     """Write the session's state into the store, where it stays until `expires_at_s`.
 
-    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes.
+    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes. It
+    takes the place of what is older than `order`, and of nothing that is newer. With `stays`
+    the session goes on afterwards, and no turn begins before that.
     """
 
     session: str
+    order: SnapshotOrder
     step: int
     expires_at_s: int
+    stays: bool = False
 
 
 class ForgetParked(msgspec.Struct, frozen=True):
-    """Nobody will restore what is parked of this session."""
+    """Nobody will restore what is parked of this session, up to `opening` of its epoch."""
 
     session: str
+    epoch: int
+    opening: int
 
 
 class ConfigureSession(msgspec.Struct, frozen=True):

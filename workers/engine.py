@@ -143,8 +143,8 @@ class ParkableSession(EngineSession):
     async def snapshot(self, path: Path) -> None:
         """Write the session's state to a new file at `path`, where none is yet.
 
-        No turn runs meanwhile and nothing is applied; afterwards the session is closed, or
-        goes on as it was if this raises or is cancelled. Whoever restores it gets the same
+        No turn runs meanwhile and nothing is applied; afterwards the session is closed or goes
+        on as it was, also if this raises or is cancelled. Whoever restores it gets the same
         state to the last bit of what later turns depend on.
         """
 

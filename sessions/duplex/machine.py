@@ -290,7 +290,15 @@ class DuplexMachine:
         self._settings_changed()
         return True
 
-    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+    def stage_lost(
+        self,
+        stage: str,
+        unapplied_bytes: int,
+        now_ms: float,
+        *,
+        restorable: bool = False,
+        reason: str | None = None,
+    ) -> None:
         """The worker of `stage` is gone, with what it held of this session.
 
         Of the stream input it was sent it had not applied `unapplied_bytes`.
@@ -300,6 +308,9 @@ class DuplexMachine:
             self._input.lost(unapplied_bytes)
         self._context.orchestrator.stage_lost(stage)
         self._pump()
+
+    def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
+        """A conversation is said to the stage with each turn: it goes on from any state."""
 
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""

@@ -305,6 +305,10 @@ def profile_of(seed: int) -> Profile:
             gateways=gateways,
             ordered=window,
         )
+    chosen = random.Random(f"durability {seed}")
+    if kind != "request" and chosen.random() < 0.5:
+        pipeline = replace(pipeline, durable=True)
+        engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.3]))
     return Profile(
         pipeline=pipeline,
         gateways=gateways,

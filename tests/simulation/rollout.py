@@ -6,7 +6,17 @@ from typing import Any
 
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Refused
-from sessions.steps.events import Interrupt, Reset, StateLost, Step, StepDone, StepFailed, WasReset
+from sessions.steps.events import (
+    Interrupt,
+    Reset,
+    Restore,
+    StateLost,
+    Step,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+)
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.steps import HUGE_INPUTS, actions
@@ -24,6 +34,8 @@ class Rollout(Client):
         self.patience *= 3
         self.committed = 0
         self.lost = False
+        self.restorable = False
+        """Whether the session has said that a snapshot of its lost state exists."""
         self.flying: set[int] = set()
         """Steps that it has asked for and was not answered."""
         self._answers = 0
@@ -60,9 +72,13 @@ class Rollout(Client):
             case StateLost():
                 self.lost = True
                 self.committed = output.committed_step
+                self.restorable = output.restorable_step is not None
             case WasReset():
                 self.lost = False
                 self.committed = 0
+            case WasRestored():
+                self.lost = False
+                self.committed = output.committed_step
             case Refused():
                 self._last_error = output.error
 
@@ -94,6 +110,9 @@ class Rollout(Client):
         """Do one thing: mostly the next step."""
         world = self.world
         chance = world.random
+        if self.lost and self.restorable and world.chance(0.5):
+            self.say(Restore())
+            return
         if self.lost and world.chance(0.7):
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
             return

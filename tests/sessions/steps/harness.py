@@ -69,6 +69,7 @@ class StepHarness:
                 self._act,
                 tenant="somebody",
                 priority=0,
+                durable_until_s=None,
                 peer=lambda other: self.bindings[other],
             )
             self.bindings[stage].bind()

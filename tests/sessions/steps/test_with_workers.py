@@ -147,6 +147,7 @@ class Together:
             self.act,
             tenant="somebody",
             priority=0,
+            durable_until_s=None,
             peer=lambda other: self.bindings[other],
         )
         self.bindings[STAGE] = self.binding

@@ -49,6 +49,8 @@ class I3Budget(Invariant):
         """What a session whose settings change held before, and holds if they are taken."""
         self._asked: dict[tuple[str, str, str], Open | Configure] = {}
         """Commands that may come to nothing for want of bytes."""
+        self._answered: set[tuple[str, str, str]] = set()
+        """Those that were refused."""
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """Keep the account, and hold the worker's against it."""
@@ -60,7 +62,9 @@ class I3Budget(Invariant):
         match event:
             case CommandReceived(command=Open() | Configure() as command):
                 key = (worker.incarnation, command.fence.session, command.command)
-                self._asked[key] = command
+                # One that comes again is answered as it was.
+                if key not in self._answered:
+                    self._asked[key] = command
             case OperationDone() if event.session in held:
                 unchanged = (held[event.session],) * 2
                 earlier, wanted = self._changing.pop((worker.incarnation, event.session), unchanged)
@@ -105,7 +109,9 @@ class I3Budget(Invariant):
         places, error = self.deployment.profile.places, answer.error
         assert places is not None
         assert error is not None
-        command = self._asked.pop((worker.incarnation, answer.session, answer.command), None)
+        key = (worker.incarnation, answer.session, answer.command)
+        self._answered.add(key)
+        command = self._asked.pop(key, None)
         if command is None or error.code != "capacity_exceeded" or "needed" not in error.message:
             return
         kind = "settings" if isinstance(command, Configure) else "opens"

@@ -62,9 +62,8 @@ class I1Fence(Invariant):
                 )
             return
         if known is None and isinstance(event.command, Open | Close):
-            if isinstance(event.command, Close) or any(
-                isinstance(action, OpenSession) for action in actions
-            ):
+            closes = isinstance(event.command, Close) and not any(map(_is_fenced, actions))
+            if closes or any(isinstance(action, OpenSession) for action in actions):
                 self._accepted[key] = (fence.epoch, fence.owner)
         elif known is not None and known != (fence.epoch, fence.owner):
             self.check(

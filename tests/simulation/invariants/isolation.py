@@ -22,7 +22,7 @@ EXPLAINED_BY: dict[str, frozenset[str]] = {
     "engine_lost": frozenset({"lost", "stolen", "stopped", "parked"}),
     "session_state_lost": frozenset({"lost", "stolen", "stopped", "engine", "snapshot"}),
     "fenced": frozenset({"stolen", "directory"}),
-    "capacity_exceeded": frozenset({"full", "tight", "lost", "no room"}),
+    "capacity_exceeded": frozenset({"full", "tight", "lost", "no room", "stopped"}),
     "invalid_value": frozenset({"open refused", "configure refused"}),
 }
 """What must have been done to a session before one of its responses fails with a code."""

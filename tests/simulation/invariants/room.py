@@ -63,6 +63,8 @@ class _Session:
     spoilt: bool = False
     """Whether its state was lost in a commit."""
     parking: bool = False
+    storing: bool = False
+    """Whether its state is written between two turns."""
     kept_ms: float | None = None
     """When its state could not be put away."""
     asked_ms: float | None = None
@@ -73,8 +75,9 @@ class _Session:
     def idle(self) -> bool:
         """Whether it can make room without any doubt, and nobody has asked it to."""
         untaken = any(self.taken[turn] < made for turn, made in self.made.items())
-        busy = self.runs or self.owed or untaken or self.spoilt or self.kept_ms or self.ever_asked
-        return self.parks and self.priority is not None and not busy
+        busy = self.runs or self.owed or untaken or self.spoilt or self.storing
+        doubtful = self.kept_ms or self.ever_asked
+        return self.parks and self.priority is not None and not busy and not doubtful
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -188,6 +191,10 @@ class I8Room(Invariant):
                     if any(command.fence.owner == gateway for command in opens.values()):
                         del here.opens[name]
                         here.waiting.pop(name, None)
+            case OperationDone(session=name) if (
+                name in here.sessions and here.sessions[name].storing
+            ):
+                here.sessions[name].storing = False
             case OperationDone() if event.session in here.sessions:
                 session = here.sessions[event.session]
                 session.progress_ms = now_ms
@@ -223,6 +230,8 @@ class I8Room(Invariant):
                     self.count("opens that waited and were opened")
             case FreeSession():
                 here.sessions.pop(action.session, None)
+            case ParkSession(stays=True):
+                here.sessions[action.session].storing = True
             case ParkSession():
                 here.sessions[action.session].parking = True
             case StartTurn():
