@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 
 from protocol.addresses import is_loopback
 from protocol.config_graph import graph_contradictions
@@ -55,9 +62,18 @@ def _device(value: str) -> str:
     return value
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
+Size = Annotated[pydantic.ByteSize, BeforeValidator(_number)]
 
 
 class _Section(BaseModel):
@@ -73,7 +89,7 @@ class GatewayConfig(_Section):
     """
 
     host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8080
     keys: tuple[Key, ...] = Field(default=(), repr=False)
     admin_keys: tuple[Key, ...] = Field(default=(), repr=False)
     origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
@@ -95,10 +111,10 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     engine: Name
-    replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
-    head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
-    tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    replicas: Annotated[Whole, Field(ge=1, le=64)] = 1
+    budget: dict[Device, Annotated[Size, Field(ge=1024 * 1024)]] = {}
+    head_room: Annotated[Number, Field(ge=0, le=0.9)] = 0.05
+    tenant_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -152,17 +168,17 @@ class LimitsConfig(_Section):
     which no stage gets anything done for `turn_s` fails.
     """
 
-    sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
-    sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    idle_s: Annotated[float, Field(gt=0)] = 300.0
-    max_age_s: Annotated[float, Field(gt=0)] = 3600.0
-    grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    replay_bytes: Annotated[pydantic.ByteSize, Field(ge=64 * 1024, le=1024**3)] = pydantic.ByteSize(
+    sessions: Annotated[Whole, Field(ge=1, le=10_000)] = 8
+    sessions_per_tenant: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
+    idle_s: Annotated[Number, Field(gt=0)] = 300.0
+    max_age_s: Annotated[Number, Field(gt=0)] = 3600.0
+    grace_s: Annotated[Number, Field(gt=0, le=86_400)] = 30.0
+    replay_bytes: Annotated[Size, Field(ge=64 * 1024, le=1024**3)] = pydantic.ByteSize(
         2 * 1024 * 1024
     )
-    lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
-    stall_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
-    turn_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    lead_ms: Annotated[Whole, Field(ge=100, le=60_000)] = 2000
+    stall_s: Annotated[Number, Field(gt=0, le=3_600)] = 30.0
+    turn_s: Annotated[Number, Field(gt=0, le=86_400)] = 120.0
 
 
 class DefaultsConfig(_Section):
@@ -195,7 +211,7 @@ class PipelineConfig(_Section):
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    priority: Annotated[Whole, Field(ge=-1000, le=1000)] = 0
     durability: Literal["none", "park", "turn"] = "park"
 
     @property
@@ -249,9 +265,9 @@ class ParkingConfig(_Section):
     either a session is not parked.
     """
 
-    memory: Annotated[pydantic.ByteSize, Field(ge=0)] | None = None
+    memory: Annotated[Size, Field(ge=0)] | None = None
     disk: Path | None = None
-    disk_bytes: Annotated[pydantic.ByteSize, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
+    disk_bytes: Annotated[Size, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
 
 
 class Config(_Section):

@@ -163,10 +163,11 @@ class Directory:
     Raises ConfigError, now or later, when it cannot be made or others have access to it.
     """
 
-    def __init__(self, path: str, budget_bytes: int) -> None:
+    def __init__(self, path: str, budget_bytes: int, name: str) -> None:
         given = Path(path).absolute()
         self.path = given.parent.resolve() / given.name
         self.budget_bytes = budget_bytes
+        self.name = name
         with self._opened() as handle:
             status = os.fstat(handle)
         self.identity = (status.st_dev, status.st_ino)
@@ -224,7 +225,7 @@ class Directory:
         """
         owner = secrets.token_hex(8)
         path = Files(self.path, owner).reservation
-        with room_required(), contextlib.ExitStack() as undo:
+        with room_required(self.name), contextlib.ExitStack() as undo:
             lock = io.FileIO(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+")
             undo.callback(path.unlink)
             undo.enter_context(lock)
@@ -250,14 +251,14 @@ class Directory:
 
 
 @contextmanager
-def room_required() -> Iterator[None]:
-    """Turn the errors of a file system without room into CapacityExceeded."""
+def room_required(name: str) -> Iterator[None]:
+    """Turn the errors of a file system without room into CapacityExceeded, which names it."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        reason = f"the file system of the snapshot store has no room: {error.strerror}"
+        reason = f"the file system of {name} has no room: {error.strerror}"
         raise CapacityExceeded(reason) from error
 
 

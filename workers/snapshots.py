@@ -54,10 +54,14 @@ _LATEST_S = 1e15
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True):
-    """A directory for snapshots, and how many bytes all files in it may take together."""
+    """A directory for snapshots, and how many bytes all files in it may take together.
+
+    `name` is what those who gave it call it.
+    """
 
     path: str
     budget_bytes: int
+    name: str = "the snapshot store"
 
 
 class PlaceUse(msgspec.Struct, frozen=True):
@@ -126,7 +130,9 @@ class SnapshotStore:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directories = [Directory(place.path, place.budget_bytes) for place in places]
+        self._directories = [
+            Directory(place.path, place.budget_bytes, place.name) for place in places
+        ]
         if len({directory.identity for directory in self._directories}) < len(places):
             raise ConfigError("two places for snapshots are the same directory")
         self._deployment = deployment
@@ -154,7 +160,8 @@ class SnapshotStore:
                 else:
                     path = Files(directory.path, owner).state
                     return Draft(session, stage, path, owner, directory, lock)
-        raise refused or _full(needed, most)
+        names = dict.fromkeys(directory.name for directory in self._directories)
+        raise refused or _full(" and ".join(names), needed, most)
 
     def commit(
         self,
@@ -177,7 +184,7 @@ class SnapshotStore:
         """
         key = SnapshotKey(self._deployment, draft.session, draft.stage, engine)
         try:
-            with room_required():
+            with room_required(draft.directory.name):
                 size, crc32 = _finish_state(draft)
                 meta = SnapshotMeta(key, weights, step, size, crc32)
                 write_file(Files(draft.directory.path, draft.id).meta, meta.encode())
@@ -279,7 +286,8 @@ class SnapshotStore:
             files = listing.files[draft.id]
             over = listing.bytes - draft.directory.budget_bytes
             if over > 0 and files.written_bytes > files.reserved_bytes:
-                raise _full(files.written_bytes, files.written_bytes - over)
+                free = files.written_bytes - over
+                raise _full(draft.directory.name, files.written_bytes, free)
             earlier = self._snapshots(draft.session, draft.stage)
             if any(label.order > order for _, label in earlier):
                 raise Fenced("a newer snapshot of the session is in the store")
@@ -372,8 +380,8 @@ def _finish_state(draft: Draft) -> tuple[int, int]:
         return os.fstat(state.fileno()).st_size, checksum(state)
 
 
-def _full(needed_bytes: int, free_bytes: int) -> CapacityExceeded:
+def _full(name: str, needed_bytes: int, free_bytes: int) -> CapacityExceeded:
     return CapacityExceeded(
-        f"the snapshot store is full: {binary_size(needed_bytes)} are needed, "
+        f"no room for the state in {name}: {binary_size(needed_bytes)} are needed, "
         f"and {binary_size(max(free_bytes, 0))} are free"
     )

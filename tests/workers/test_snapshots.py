@@ -75,7 +75,9 @@ class Host:
 
     @property
     def places(self) -> list[SnapshotPlace]:
-        return [SnapshotPlace(str(path), budget) for path, budget in self.budgets.items()]
+        return [
+            SnapshotPlace(str(path), budget, path.name) for path, budget in self.budgets.items()
+        ]
 
     def another_store(self, deployment: str = DEPLOYMENT) -> SnapshotStore:
         return SnapshotStore(self.places, deployment, clock=self.clock)
@@ -201,7 +203,9 @@ def test_the_first_place_with_room_is_used_and_a_full_store_says_what_is_free(ho
     second = host.store.begin("b", "stage", 5 * BLOCK)
     assert (first.path.parent, second.path.parent) == (host.memory, host.disk)
     assert not first.path.exists()
-    with pytest.raises(CapacityExceeded, match="store is full: 12 KiB are needed, and 8 KiB are"):
+    with pytest.raises(
+        CapacityExceeded, match="state in memory and disk: 12 KiB are needed, and 8 KiB are"
+    ):
         host.store.begin("c", "stage", 2 * BLOCK)
     assert host.store.usage() == [
         PlaceUse(str(host.memory), 0, 1, 4 * BLOCK, 4 * BLOCK),
@@ -287,7 +291,7 @@ def test_a_file_system_that_fills_up_leaves_the_earlier_snapshot(
     draft = host.store.begin("session", "stage", 10)
     draft.path.write_bytes(b"two")
     no_room(call)
-    with pytest.raises(CapacityExceeded, match="file system of the snapshot store has no room"):
+    with pytest.raises(CapacityExceeded, match="file system of memory has no room"):
         host.store.commit(
             draft,
             order=next_order(),

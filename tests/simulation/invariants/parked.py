@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from protocol.messages import SnapshotOrder
+from protocol.messages import SnapshotOrder, SnapshotTaken
 from sessions.client import Origin, Parked, Parking, Restored, Restoring, SnapshotFailed
 from sessions.lifecycle import CloseReason
 from sessions.steps.events import StateLost
@@ -22,6 +22,7 @@ from workers.control_events import (
     OpenSession,
     OperationDone,
     ParkSession,
+    SendReport,
 )
 
 
@@ -51,6 +52,8 @@ class I5Parked(Invariant):
         self._parked: dict[tuple[str, str], tuple[SnapshotOrder, object, str]] = {}
         """The newest state that is stored by session and stage, and the worker that has done
         that."""
+        self._failing: set[tuple[str, str]] = set()
+        """Sessions by worker whose owner was told that a snapshot has failed."""
         self._way: defaultdict[tuple[str, str], str] = defaultdict(str)
         """What a client was told last of a stage."""
         self._restoring: dict[str, str] = {}
@@ -65,6 +68,7 @@ class I5Parked(Invariant):
             session = worker.engine.sessions.get(event.session)
             if park is not None and event.error is None and session is not None:
                 self.count("snapshots after a turn" if park.stays else "sessions parked")
+                self._failing.discard((worker.incarnation, event.session))
                 key = (event.session, worker.stage)
                 there = self._parked.get(key)
                 # Who steals a session for the second time counts from the beginning.
@@ -75,7 +79,11 @@ class I5Parked(Invariant):
                 if worker.stage == "world":
                     self.check(park.step == session.steps, f"{park} of {session}")
         for action in actions:
-            if isinstance(action, ForgetParked):
+            if isinstance(action, SendReport) and isinstance(action.report, SnapshotTaken):
+                self._told_of_snapshot(worker, action.report)
+            elif isinstance(action, OpenSession):
+                self._failing.discard((worker.incarnation, action.session))
+            elif isinstance(action, ForgetParked):
                 key = (action.session, worker.stage)
                 there = self._parked.get(key)
                 if there is not None:
@@ -91,6 +99,13 @@ class I5Parked(Invariant):
                     if name == action.session and turn not in given_up
                 ]
                 self.check(not running, f"{action.session} is parked while {running} run")
+
+    def _told_of_snapshot(self, worker: WorkerProcess, report: SnapshotTaken) -> None:
+        """That one has failed is said once, until one succeeds."""
+        key = (worker.incarnation, report.session)
+        self.check(key not in self._failing, f"{worker.place} says again: {report}")
+        if report.error is not None:
+            self._failing.add(key)
 
     def session_made(
         self, worker: WorkerProcess, session: EngineSession, action: OpenSession

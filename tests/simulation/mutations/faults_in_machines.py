@@ -424,10 +424,10 @@ MUTATIONS = (
         "        self._restorable = None\n",
     ),
     Mutation(
-        "turns of a stage that can be restored are waited for",
-        "sessions/stages.py",
-        "            self._machine.stage_lost(stage, 0, now_ms, restorable=True)\n",
-        "",
+        "a store that is full is told of after each turn",
+        "workers/session_control.py",
+        "        if error is None or not self._snapshot_failed:\n",
+        "        if error is None or self._snapshots:\n",
     ),
     Mutation(
         "what an earlier opening has stored ends the session",
