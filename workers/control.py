@@ -64,6 +64,7 @@ from workers.control_events import (
     OutputRefused,
     SendOutput,
     SendReport,
+    SessionFreed,
     SessionMeasured,
     Settle,
     ShuttingDown,
@@ -233,6 +234,7 @@ class Control:
         self,
         session: SessionControl,
         event: OperationDone
+        | SessionFreed
         | InputFailed
         | InputTaken
         | Emitted
@@ -245,6 +247,8 @@ class Control:
         match event:
             case OperationDone():
                 session.operation_done(event, now_ms)
+            case SessionFreed():
+                session.freed(event.error, now_ms)
             case Emitted():
                 # Whose output is the longest ago goes on first when a link has room again.
                 self._sessions[event.session] = self._sessions.pop(event.session)

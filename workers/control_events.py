@@ -24,7 +24,9 @@ class ControlLimits:
     `gap_ms`: how long later input waits for what is missing before it; then the missing
     stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
     `room_answer_ms`: how long one of them may take to begin with it before another is asked.
-    `cancel_ms`: how long an engine may take to stop a turn. Output of more than
+    `cancel_ms`: how long an engine may take to stop a turn. `close_again_ms`: when an engine
+    that could not close a session is asked again; after each failure it is twice as long, up to
+    `close_again_most_ms`. Output of more than
     `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
     `owner_gone_ms`: how long sessions outlive the link to their gateway, and
     `parked_alone_ms` what is parked of them.
@@ -42,6 +44,8 @@ class ControlLimits:
     lanes: int = 256
     twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
+    close_again_ms: float = 500.0
+    close_again_most_ms: float = 60_000.0
     room_ms: float = 5_000.0
     room_answer_ms: float = 1_000.0
     owner_gone_ms: float = 30_000.0
@@ -107,6 +111,14 @@ class OperationDone(msgspec.Struct, frozen=True):
     session: str
     error: ErrorInfo | None = None
     result: dict[str, Any] = {}
+
+
+class SessionFreed(msgspec.Struct, frozen=True):
+    """The engine's session is closed, or with `error` it could not be: it still holds what it
+    has, and is to be closed again."""
+
+    session: str
+    error: ErrorInfo | None = None
 
 
 class SessionMeasured(msgspec.Struct, frozen=True):
@@ -205,6 +217,7 @@ Event = (
     | LinkCrowded
     | EngineReady
     | OperationDone
+    | SessionFreed
     | SessionMeasured
     | InputFailed
     | InputTaken
@@ -372,7 +385,7 @@ class AbandonTurn(msgspec.Struct, frozen=True):
 
 
 class FreeSession(msgspec.Struct, frozen=True):
-    """Close the engine's session."""
+    """Close the engine's session; answer with `SessionFreed`."""
 
     session: str
 

@@ -130,7 +130,11 @@ class EngineSession(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything that the session holds. Running turns are cancelled before."""
+        """Free everything that the session holds. Running turns are cancelled before.
+
+        If it raises what was declared for the session stays reserved, and it is called again
+        after a while, until it does not.
+        """
 
 
 class ParkableSession(EngineSession):

@@ -124,6 +124,10 @@ class SessionControl:
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[str] = field(default_factory=list)
     _close_by_ms: float = 0.0
+    _freeing: bool = False
+    """Whether the engine was told to close it."""
+    _free_failures: int = 0
+    _free_again_ms: float | None = None
 
     def __post_init__(self) -> None:
         self._mailbox = Mailbox(self.totals)
@@ -258,8 +262,10 @@ class SessionControl:
 
     @property
     def leaving(self) -> bool:
-        """Whether it makes room already: it is being parked or closed."""
-        return self.parking or self.state is SessionState.CLOSING
+        """Whether it makes room already: it is being parked or closed, and the engine has not
+        failed at that."""
+        closing = self.state is SessionState.CLOSING and not self._free_failures
+        return self.parking or closing
 
     @property
     def opening(self) -> bool:
@@ -375,7 +381,7 @@ class SessionControl:
         if self.gap_since_ms is not None:
             times.append(self.gap_since_ms + self.limits.gap_ms)
         if self.state is SessionState.CLOSING:
-            times.append(self._close_by_ms)
+            times.append(self._free_again_ms if self._freeing else self._close_by_ms)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ms: float) -> None:
@@ -383,6 +389,9 @@ class SessionControl:
         self.turns.tick(now_ms)
         if self.gap_since_ms is not None and now_ms >= self.gap_since_ms + self.limits.gap_ms:
             self._give_up_gap(now_ms)
+        if self._free_again_ms is not None and now_ms >= self._free_again_ms:
+            self._free_again_ms = None
+            self.act(FreeSession(self.session))
         if self.state is SessionState.CLOSING and now_ms >= self._close_by_ms:
             self._busy = None
         self._finish_closing()
@@ -401,6 +410,7 @@ class SessionControl:
             self.owner,
             self.state.value,
             self._close_by_ms if self.state is SessionState.CLOSING else None,
+            (self._freeing, self._free_failures, self._free_again_ms),
             tuple(self._closers),
             (self._busy, self._resetting),
             (self.unsaid, self.gap_since_ms),
@@ -636,19 +646,34 @@ class SessionControl:
     def _finish_closing(self) -> None:
         if self.state is not SessionState.CLOSING or self.turns or self._busy is not None:
             return
-        self._free()
-        if self._durable and not self._closers:
+        if not self._freeing:
+            self._free()
+
+    def _free(self) -> None:
+        self.state = SessionState.CLOSING
+        self._freeing = True
+        self.turns.clear()
+        self.act(FreeSession(self.session))
+
+    def freed(self, error: ErrorInfo | None, now_ms: float) -> None:
+        """The engine holds nothing of it any more, or could not close it: it is asked again."""
+        if error is not None:
+            limits = self.limits
+            after_ms = limits.close_again_ms * 2 ** min(self._free_failures, 20)
+            self._free_failures += 1
+            self._free_again_ms = now_ms + min(after_ms, limits.close_again_most_ms)
+            return
+        self.state = SessionState.CLOSED
+        self.totals.progress += 1
+        if not self._closers and (self.parked or self._durable):
             # Whoever owns it has not ended it: it goes on from there.
             self.parked = self._stored
-        elif self._stored or self._durable:
+            return
+        self.parked = False
+        if self._stored or self._durable:
             self.act(self.forget_parked)
         for command in self._closers:
             self.report(self.owner, Answer(self.session, command))
-
-    def _free(self) -> None:
-        self.state = SessionState.CLOSED
-        self.turns.clear()
-        self.act(FreeSession(self.session))
 
     def _turn_over(self, changed: bool, now_ms: float) -> None:
         self.progress_ms = now_ms

@@ -77,6 +77,7 @@ from workers.control_events import (
     Restore,
     SendOutput,
     SendReport,
+    SessionFreed,
     SessionMeasured,
     Settle,
     ShuttingDown,
@@ -342,7 +343,7 @@ class Worker:
                 session = self._sessions[action.session]
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
-                self._free(action.session)
+                self._tell(SessionFreed(action.session, self._free(action.session)))
             case Announce():
                 self._endpoint.announce()
             case AttachArena():
@@ -476,17 +477,19 @@ class Worker:
         finally:
             self._transfers.discard(action.payload)
 
-    def _free(self, name: str) -> None:
+    def _free(self, name: str) -> ErrorInfo | None:
+        """Close the engine's session; where that fails it stays, and the error is returned."""
         if (moving := self._moving.pop(name, None)) is not None:
             moving.cancel()
-        session = self._sessions.pop(name, None)
         self._transfers.freed(name)
-        if session is None:
-            return
+        if (session := self._sessions.get(name)) is None:
+            return None
         try:
             session.close()
-        except Exception:
-            _log.exception("session_close_failed", session=name)
+        except Exception as error:
+            return self._failed(error, session=name, operation="close").info()
+        del self._sessions[name]
+        return None
 
     def _turn_tells(self, event: Event) -> None:
         if isinstance(event, TurnFinished):

@@ -87,6 +87,8 @@ class StepMachine:
         self._restorable: int | None = None
         """Of a state that is lost: the step that the worker holds, or is about to."""
         self._lost_why: str | None = None
+        self._in_doubt = False
+        """Whether what is stored may be from before a reset or from after it."""
         self._as_opened = True
         """Whether the state after step 0 is what a new worker opens the session with."""
         self._flight: Flight | None = None
@@ -289,6 +291,7 @@ class StepMachine:
         self._committed = 0
         self._lost = False
         self._restorable = None
+        self._in_doubt = False
         self._bindings[self._roles.state].outdate_snapshot()
         self._as_opened = not resetting.verb.parameters
         self._answers.clear()
@@ -326,10 +329,13 @@ class StepMachine:
         of it."""
         if self._flight is not None:
             self._flight.state_lost()
+        resetting = self._resetting
+        in_doubt = self._in_doubt or (resetting is not None and resetting.command is not None)
+        self._in_doubt = restorable and in_doubt
         if not restorable and (self._committed > 0 or not self._as_opened):
             self._state_is_lost(None, reason)
-        if self._resetting is not None:
-            self._resetting.command = None
+        if resetting is not None:
+            resetting.command = None
 
     def _state_is_lost(self, restorable: int | None, reason: str | None = None) -> None:
         """The state is not the one after the committed step; there is that after another."""
@@ -350,7 +356,12 @@ class StepMachine:
     def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
         """The stage is about to go on from the state in the store, after `step`."""
         self._now_ms = now_ms
-        if stage == self._roles.state and (self._lost or step != self._committed):
+        if stage != self._roles.state:
+            return
+        if self._in_doubt:
+            self._state_is_lost(None, "a reset may have begun it anew")
+            self._settle()
+        elif self._lost or step != self._committed:
             self._state_is_lost(step)
             self._settle()
 
@@ -489,7 +500,7 @@ class StepMachine:
             self._answers.freeze(),
             self._committed,
             self._lost,
-            (self._restorable, self._lost_why),
+            (self._restorable, self._lost_why, self._in_doubt),
             self._as_opened,
             flight and flight.freeze(),
             resetting and (resetting.command, resetting.wait_until_ms),

@@ -252,12 +252,16 @@ class SyntheticEngine:
         held = {d: int(n * share) for d, n in declared(places, session.settings).items()}
         self._worker.tell(SessionMeasured(session.name, held))
 
-    def free(self, name: str) -> None:
-        """Drop the session; turns of it that were abandoned end unheard."""
+    def free(self, name: str) -> bool:
+        """Drop the session; turns of it that were abandoned end unheard. False when it fails."""
         self._slow.pop(name, None)
+        if self._world.chance(self._faults.fail_close):
+            self._world.count("fault: session not closed")
+            return False
         session = self.sessions.pop(name, None)
         if session is not None:
             session.freed = True
+        return True
 
     # Stream input
 

@@ -41,6 +41,7 @@ class EngineFaults:
     """Probabilities: of an operation, a turn, a piece of input."""
 
     refuse_open: float = 0.0
+    fail_close: float = 0.0
     refuse_configure: float = 0.0
     fail_turn: float = 0.0
     fail_input: float = 0.0
@@ -309,6 +310,8 @@ def profile_of(seed: int) -> Profile:
     if kind != "request" and chosen.random() < 0.5:
         pipeline = replace(pipeline, durable=True)
         engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.3]))
+    if sick:
+        engine = replace(engine, fail_close=chosen.choice([0.0, 0.3]))
     return Profile(
         pipeline=pipeline,
         gateways=gateways,

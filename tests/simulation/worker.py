@@ -73,6 +73,7 @@ from workers.control_events import (
     Restore,
     SendOutput,
     SendReport,
+    SessionFreed,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -228,7 +229,10 @@ class WorkerProcess(Process):
             case PaceTurn():
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():
-                engine.free(action.session)
+                if not engine.free(action.session):
+                    self.tell(SessionFreed(action.session, FAILED))
+                    return
+                self.tell(SessionFreed(action.session))
                 # Said again it would be said to another session of that name.
                 for event in [e for e in self.recent if e.command.fence.session == action.session]:
                     self.recent.remove(event)

@@ -67,6 +67,7 @@ from workers.control_events import (
     ParkSession,
     SendOutput,
     SendReport,
+    SessionFreed,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -126,6 +127,10 @@ class Bench:
                 mine += self._done(action.session, name, {"done": name})
             elif isinstance(action, ParkSession):
                 mine += self._done(action.session, "park", {"parked": 1})
+            elif isinstance(action, FreeSession):
+                refusal = self.refusals.get("close")
+                error = refusal.info() if refusal else None
+                mine += self.tell(SessionFreed(action.session, error))
         return mine
 
     def _done(self, session: str, name: str, result: dict[str, Any]) -> list[Action]:

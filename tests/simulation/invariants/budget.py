@@ -18,11 +18,11 @@ from workers.control_events import (
     ConfigureSession,
     Emitted,
     Event,
-    FreeSession,
     GatewayUp,
     OpenSession,
     OperationDone,
     SendReport,
+    SessionFreed,
     ShuttingDown,
 )
 
@@ -71,6 +71,9 @@ class I3Budget(Invariant):
                 held[event.session] = wanted if event.error is None else earlier
                 if event.session not in worker.engine.sessions:
                     del held[event.session]
+            case SessionFreed(error=None):
+                held.pop(event.session, None)
+                self._changing.pop((worker.incarnation, event.session), None)
             case Emitted() if any(
                 isinstance(a, CancelTurn) and a.turn == event.turn for a in actions
             ):
@@ -84,9 +87,6 @@ class I3Budget(Invariant):
                     if isinstance(action, ConfigureSession):
                         self._changing[worker.incarnation, action.session] = (earlier, wanted)
                     held[action.session] = max(wanted, earlier)
-                case FreeSession():
-                    held.pop(action.session, None)
-                    self._changing.pop((worker.incarnation, action.session), None)
                 case SendReport(report=TurnEnded(error=ErrorInfo() as error)):
                     if "budget" in error.message:
                         self.count("output refused for bytes")

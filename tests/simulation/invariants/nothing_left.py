@@ -14,7 +14,7 @@ from tests.simulation.profile import GONE_MS, PARKS
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
-from workers.control_events import Action, Event, FreeSession, OpenSession
+from workers.control_events import Action, Event, OpenSession, SessionFreed
 
 
 class I4NothingLeft(Invariant):
@@ -28,6 +28,7 @@ class I4NothingLeft(Invariant):
         "worlds that settled",
         "sessions that ended while they were parked",
         "snapshots left to their time",
+        "sessions that could not be freed at once",
     )
 
     def __init__(self, world: World) -> None:
@@ -91,11 +92,15 @@ class I4NothingLeft(Invariant):
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """A session that is freed has no account any more, unless it is opened anew."""
-        opened = {action.session for action in actions if isinstance(action, OpenSession)}
-        for action in actions:
-            if isinstance(action, FreeSession) and action.session not in opened:
-                held = worker.ledger.of(action.session)
-                self.check(not held, f"{worker.place} has freed {action.session} and keeps {held}")
+        if not isinstance(event, SessionFreed):
+            return
+        opened = any(isinstance(a, OpenSession) and a.session == event.session for a in actions)
+        held, there = worker.ledger.of(event.session), event.session in worker.engine.sessions
+        if event.error is None and not opened:
+            self.check(not held, f"{worker.place} has freed {event.session} and keeps {held}")
+        elif event.error is not None and there and self.deployment.profile.places is not None:
+            self.count("sessions that could not be freed at once")
+            self.check(bool(held), f"{worker.place} has not freed {event.session}: {held}")
 
     def stepped(self, process: Process) -> None:
         """The counts of what is held agree with each other."""

@@ -37,6 +37,7 @@ from workers.control_events import (
     OperationDone,
     ParkSession,
     SendReport,
+    SessionFreed,
     StartTurn,
     TurnCommitted,
     TurnFinished,
@@ -207,6 +208,8 @@ class I8Room(Invariant):
                     session.kept_ms = None if event.error is None else now_ms
                     if session.ever_asked and event.error is None:
                         self.count("sessions parked to make room")
+            case SessionFreed(error=None):
+                here.sessions.pop(event.session, None)
             case Emitted() if event.session in here.sessions:
                 here.sessions[event.session].made[event.turn] += 1
             case TurnFinished():
@@ -229,7 +232,9 @@ class I8Room(Invariant):
                 if here.waiting.pop(action.session, None) is not None:
                     self.count("opens that waited and were opened")
             case FreeSession():
-                here.sessions.pop(action.session, None)
+                # It can be asked for nothing, also where the engine cannot close it yet.
+                if (freed := here.sessions.get(action.session)) is not None:
+                    freed.parks = False
             case ParkSession(stays=True):
                 here.sessions[action.session].storing = True
             case ParkSession():
