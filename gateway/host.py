@@ -279,6 +279,9 @@ class GatewayHost:
             clients = self._clients[victim.id]
             self.handle(victim.id, CloseRequested(CloseReason.EVICTED))
             await clients.released.wait()
+            if victim.id in self._hosted.lingering:
+                # Its worker has its hands full: ending more of them would not help.
+                return
 
     def _find(self, session: str, tenant: str | None) -> Clients:
         """A session; for its tenant one that is open. Raises NotFound, with the same words for

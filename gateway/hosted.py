@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.forgetting import Forgetting
+from gateway.lingering import Lingering
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
@@ -49,6 +50,8 @@ from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Pipeline
 from sessions.session import Session
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass
@@ -101,6 +104,7 @@ class HostedSessions:
         self.directory = MemoryDirectory()
         self.deadlines = Deadlines()
         self.forgetting = Forgetting(placement)
+        self.lingering = Lingering(self.admission.give_back)
         self._placement = placement
         self._transfers = transfers
         self._observer = observer
@@ -196,6 +200,7 @@ class HostedSessions:
         session, stage = report.session, replica.stage
         if isinstance(report, Answer):
             self.forgetting.answered(stage, report)
+            self.lingering.answered(report)
         hosted = self._hosted.get(session)
         if hosted is None or not hosted.wires.bound_to(replica):
             if isinstance(report, Output):
@@ -220,6 +225,7 @@ class HostedSessions:
     def lost(self, replica: Replica, now_ms: float) -> None:
         """The worker is gone, with all that it held."""
         self.forgetting.lost(replica, now_ms)
+        self.lingering.lost(replica)
         for hosted in self.all():
             if hosted.wires.bound_to(replica):
                 self.stage_lost(hosted.id, replica.stage, now_ms)
@@ -264,7 +270,7 @@ class HostedSessions:
                         hosted.wires.turn_over(action.turn)
                         self._observer.measured(hosted, action)
                     case Released():
-                        self._released(hosted, action.reason)
+                        self._released(hosted, action.reason, action.unanswered)
         return handled
 
     def _ask(self, hosted: Hosted, request: Request, events: deque[Event]) -> None:
@@ -305,12 +311,16 @@ class HostedSessions:
         worker = replica.link.worker or replica.name
         return StageBound(replica.stage, worker, replica.crowded)
 
-    def _released(self, hosted: Hosted, reason: CloseReason) -> None:
+    def _released(
+        self, hosted: Hosted, reason: CloseReason, unanswered: Mapping[str, str] = _NONE
+    ) -> None:
+        awaited = hosted.wires.replicas(unanswered)
         hosted.wires.release()
         self._placement.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
-        self.admission.give_back(hosted.session.pipeline, hosted.session.identity.tenant)
+        session = hosted.session
+        self.lingering.release(hosted.id, session.pipeline, session.identity.tenant, awaited)
         hosted.on_released(reason)
 
     def _count_state(self, hosted: Hosted) -> None:

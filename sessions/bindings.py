@@ -514,6 +514,11 @@ class Binding:
             self.forget_parked()
 
     @property
+    def closing(self) -> str | None:
+        """The id of the close that the worker has not answered."""
+        return self._awaited if self.state is BindingState.CLOSING else None
+
+    @property
     def freed(self) -> bool:
         """Whether no worker holds anything of the session any more."""
         return self.state is BindingState.UNBOUND

@@ -156,11 +156,18 @@ class Stages:
         for binding in reversed(self._bindings.values()):
             binding.close(reason.value)
 
-    def give_up(self) -> None:
-        """Wait for no worker any longer: what it holds of the session ends by its own clock."""
+    def give_up(self) -> dict[str, str]:
+        """Wait for no worker any longer: what it holds of the session ends by its own clock.
+
+        The stages whose workers were told to close it, and the ids of those commands.
+        """
+        unanswered = {}
         for binding in self._bindings.values():
+            if (command := binding.closing) is not None:
+                unanswered[binding.stage] = command
             if not binding.freed:
                 binding.lost()
+        return unanswered
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

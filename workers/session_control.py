@@ -122,7 +122,8 @@ class SessionControl:
     _resetting: bool = False
     _input: InputOrder = field(default_factory=InputOrder)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
-    _closers: list[str] = field(default_factory=list)
+    _closers: list[tuple[str, str]] = field(default_factory=list)
+    """Who has it closed, by which command: they are answered, whoever owns it by then."""
     _close_by_ms: float = 0.0
     _freeing: bool = False
     """Whether the engine was told to close it."""
@@ -221,8 +222,8 @@ class SessionControl:
                     self.act(self.forget_parked)
                 self.report(self.owner, Answer(self.session, command))
             return
-        if command is not None and command not in self._closers:
-            self._closers.append(command)
+        if command is not None and (self.owner, command) not in self._closers:
+            self._closers.append((self.owner, command))
         if self.state is not SessionState.CLOSING:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
@@ -672,8 +673,8 @@ class SessionControl:
         self.parked = False
         if self._stored or self._durable:
             self.act(self.forget_parked)
-        for command in self._closers:
-            self.report(self.owner, Answer(self.session, command))
+        for gateway, command in self._closers:
+            self.report(gateway, Answer(self.session, command))
 
     def _turn_over(self, changed: bool, now_ms: float) -> None:
         self.progress_ms = now_ms

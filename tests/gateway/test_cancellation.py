@@ -272,6 +272,10 @@ async def test_open_at_a_worker_that_never_answers(
                 assert await cut.run(open_one(it)) is None
             await it.emptied()
             del rules["think"]
+            if silent is not Open:
+                # What it has of the session is nobody's to know, until it is gone.
+                await it.replace("think")
+                await it.ready()
 
         await every_suspension("open, a silent worker", it, attempt)
 

@@ -257,6 +257,8 @@ class SyntheticEngine:
         self._slow.pop(name, None)
         if self._world.chance(self._faults.fail_close):
             self._world.count("fault: session not closed")
+            # Whoever wants it anew here waits for that, or in vain.
+            self._worker.blame(name, "lost")
             return False
         session = self.sessions.pop(name, None)
         if session is not None:

@@ -302,12 +302,12 @@ class GatewayProcess(Process):
         if victim is None:
             return True
         self.watch.evicted(self, victim)
-        self._waiting.setdefault(victim.id, []).append(lambda: self._retry(then))
+        self._waiting.setdefault(victim.id, []).append(lambda: self._retry(victim.id, then))
         self.handle(victim.id, core.CloseRequested(CloseReason.EVICTED))
         return False
 
-    def _retry(self, then: Callable[[], None]) -> None:
-        if self.make_room(then):
+    def _retry(self, victim: str, then: Callable[[], None]) -> None:
+        if victim in self.hosted.lingering or self.make_room(then):
             then()
 
     def _released(self, client: Client, reason: CloseReason) -> None:

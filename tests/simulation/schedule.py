@@ -123,7 +123,8 @@ class Schedule:
             return False
         hosted = (g.hosted for g in deployment.gateways.values() if g is not None)
         controls = (w.control for w in deployment.workers.values() if w is not None)
-        return not any(map(len, hosted)) and not any(
+        waiting = (len(h) + len(h.forgetting) + len(h.lingering) for h in hosted)
+        return not any(waiting) and not any(
             c.sessions or c.deadline_ms is not None for c in controls
         )
 

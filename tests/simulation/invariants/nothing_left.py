@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from protocol.messages import Close, Command
@@ -29,6 +30,7 @@ class I4NothingLeft(Invariant):
         "sessions that ended while they were parked",
         "snapshots left to their time",
         "sessions that could not be freed at once",
+        "places held for a worker that cleans up",
     )
 
     def __init__(self, world: World) -> None:
@@ -36,6 +38,8 @@ class I4NothingLeft(Invariant):
         self._orphans: set[str] = set()
         """Sessions of gateways that died, or that ended while nobody could be told to forget
         their parked state."""
+        self._ended: defaultdict[str, set[str]] = defaultdict(set)
+        """By gateway, the sessions that ended while they were parked."""
         self._told: dict[tuple[str, str], tuple[SimulatedLink, str | None]] = {}
         """Who was told last that a session has ended, by session and stage."""
 
@@ -48,6 +52,7 @@ class I4NothingLeft(Invariant):
         for stage in PARKS:
             if (client.session, stage) in self.deployment.store.snapshots:
                 self.count("sessions that ended while they were parked")
+                self._ended[gateway.incarnation].add(client.session)
                 replicas = gateway.placement.of(stage)
                 if not any(replica.works(gateway.now_ms) for replica in replicas):
                     self._orphans.add(client.session)
@@ -67,7 +72,9 @@ class I4NothingLeft(Invariant):
         self._look_later(client.session)
 
     def gateway_died(self, gateway: GatewayProcess) -> None:
-        """Its sessions are gone from the workers in time as well."""
+        """Its sessions are gone from the workers in time as well. What others have left in the
+        store, and nobody was told of yet, it can have removed no more."""
+        self._orphans |= self._ended.pop(gateway.incarnation, set())
         for hosted in gateway.hosted.all():
             self.count("sessions of a dead gateway")
             self._orphans.add(hosted.id)
@@ -107,7 +114,13 @@ class I4NothingLeft(Invariant):
         if isinstance(process, GatewayProcess):
             hosted = process.hosted
             held = hosted.admission.held(process.pipeline.name)
-            self.check(held == len(hosted), f"{held} places for {len(hosted)} sessions")
+            lingering = len(hosted.lingering)
+            self.check(
+                held == len(hosted) + lingering,
+                f"{held} places for {len(hosted)} sessions, and {lingering} that linger",
+            )
+            if lingering:
+                self.count("places held for a worker that cleans up")
             if not self.deployment.profile.directory.slow:
                 records = len(hosted.directory)
                 if records > len(hosted):
@@ -139,6 +152,8 @@ class I4NothingLeft(Invariant):
                 continue
             hosted = gateway.hosted
             self.check(len(hosted) == 0, f"{gateway.place} hosts {[h.id for h in hosted.all()]}")
+            left = (len(hosted.lingering), len(hosted.forgetting))
+            self.check(left == (0, 0), f"{gateway.place} waits for workers: {left}")
             records = len(hosted.directory) - self._in_doubt(gateway)
             self.check(records == 0, f"{gateway.place} has records")
             self.check(hosted.deadlines.next_ms() is None, f"{gateway.place} has a timer")
