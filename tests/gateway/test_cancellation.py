@@ -273,8 +273,9 @@ async def test_open_at_a_worker_that_never_answers(
             await it.emptied()
             del rules["think"]
             if silent is not Open:
-                # What it has of the session is nobody's to know, until it is gone.
-                await it.replace("think")
+                # What it has of the session is nobody's to know, until its link is gone.
+                for replica in it.host._placement.of("think"):
+                    replica.link.start_afresh()
                 await it.ready()
 
         await every_suspension("open, a silent worker", it, attempt)
