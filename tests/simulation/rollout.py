@@ -6,6 +6,7 @@ from typing import Any
 
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Refused
+from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
     Interrupt,
     Reset,
@@ -126,6 +127,10 @@ class Rollout(Client):
             self.say(
                 chance.choice([Step(step, HUGE_INPUTS), Step(step, [], TOO_LONG), Reset(TOO_LONG)])
             )
+            return
+        if self.committed > REMEMBERED_ANSWERS and world.chance(0.3):
+            world.count("steps repeated")
+            self._step(1)
             return
         roll = chance.random()
         if roll < 0.75:
