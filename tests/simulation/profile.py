@@ -43,6 +43,7 @@ class EngineFaults:
     """Probabilities: of an operation, a turn, a piece of input."""
 
     refuse_open: float = 0.0
+    fail_close: float = 0.0
     refuse_configure: float = 0.0
     fail_turn: float = 0.0
     fail_input: float = 0.0
@@ -313,6 +314,12 @@ def profile_of(seed: int) -> Profile:
     if queues.random() < 0.5:
         limits = replace(limits, waiting=queues.choice([1, 4]), wait_ms=8_000)
         pipeline = replace(pipeline, limits=limits)
+    chosen = random.Random(f"durability {seed}")
+    if kind != "request" and chosen.random() < 0.5:
+        pipeline = replace(pipeline, durable=True)
+        engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.3]))
+    if sick:
+        engine = replace(engine, fail_close=chosen.choice([0.0, 0.3]))
     return Profile(
         pipeline=pipeline,
         gateways=gateways,

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.errors import CapacityExceeded, ErrorInfo, SessionStateLost
 from protocol.link import NotLinked, WorkerEnd
 from protocol.link_events import (
     Action as LinkAction,
@@ -72,8 +72,10 @@ from workers.control_events import (
     PaceTurn,
     ParkSession,
     RepeatTurn,
+    Restore,
     SendOutput,
     SendReport,
+    SessionFreed,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -141,22 +143,30 @@ class WorkerProcess(Process):
 
     # Parked state
 
-    def park(self, session: EngineSession, step: int) -> None:
-        """A session's state is in the store from now on; it may be spoilt there."""
+    def park(self, session: EngineSession, action: ParkSession) -> None:
+        """A session's state is in the store from now on; it may be spoilt there. Raises Fenced."""
         spoilt = self.world.chance(0.0 if self.engine.obeys else self.profile.engine.spoil_snapshot)
-        self._deployment.store.put(session.name, self.stage, Snapshot(session, step, spoilt))
+        snapshot = Snapshot(session, action.step, action.order, spoilt)
+        self._deployment.store.put(session.name, self.stage, snapshot)
         if spoilt:
             self.world.count("fault: snapshot damaged")
             self.blame(session.name, "snapshot")
             if self.world.chance(0.5):
-                self._deployment.store.remove(session.name, self.stage)
+                order = action.order
+                self._deployment.store.remove(session.name, self.stage, order.epoch, order.opening)
 
-    def restore(self, session: str) -> Snapshot:
-        """What was parked of a session, which is parked no more. Raises SessionStateLost."""
+    def restore(self, session: str, restore: Restore) -> Snapshot:
+        """What was parked of a session, which is parked no more, unless it stays. Raises
+        SessionStateLost."""
+        store, taken, stays = self._deployment.store, restore.taken, restore.stays
         try:
-            return self._deployment.store.take(session, self.stage)
+            return store.take(session, self.stage, restore)
+        except SessionStateLost:
+            stays = False
+            raise
         finally:
-            self._deployment.store.remove(session, self.stage)
+            if not stays:
+                store.remove(session, self.stage, taken.epoch, taken.opening)
 
     # From outside
 
@@ -225,7 +235,10 @@ class WorkerProcess(Process):
             case PaceTurn():
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():
-                engine.free(action.session)
+                if not engine.free(action.session):
+                    self.tell(SessionFreed(action.session, FAILED))
+                    return
+                self.tell(SessionFreed(action.session))
                 # Said again it would be said to another session of that name.
                 for event in [e for e in self.recent if e.command.fence.session == action.session]:
                     self.recent.remove(event)
@@ -234,7 +247,9 @@ class WorkerProcess(Process):
             case AttachArena() | DiscardPayload() | VoidTurn():
                 pass  # Everything travels inside messages here.
             case ForgetParked():
-                self._deployment.store.remove(action.session, self.stage)
+                self._deployment.store.remove(
+                    action.session, self.stage, action.epoch, action.opening
+                )
             case _:
                 assert_never(action)
 

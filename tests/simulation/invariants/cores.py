@@ -17,7 +17,7 @@ class Cores(Invariant):
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """An open that is let in leaves none of the others with too little."""
         match event:
-            case CommandReceived(command=Open(restore=False) as command):
+            case CommandReceived(command=Open(restore=None) as command):
                 pass
             case _:
                 return
