@@ -269,7 +269,8 @@ class Line:
             cursor = self._client.last_sequence + 1
             self._ask(cursor, self.secret, refusable=CANNOT, unwelcome=True)
         elif self._retired is not None and self._world.chance(0.7):
-            self._ask(self.has, self._retired, refusable=REUSED, unwelcome=True)
+            # One that was replaced long ago is not remembered any more.
+            self._ask(self.has, self._retired, refusable=AT_ONCE, unwelcome=True)
         else:
             self._ask(self.has, "a guess", refusable=GUESSED, unwelcome=True)
 
