@@ -317,7 +317,7 @@ def profile_of(seed: int) -> Profile:
     chosen = random.Random(f"durability {seed}")
     if kind != "request" and chosen.random() < 0.5:
         pipeline = replace(pipeline, durable=True)
-        engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.3]))
+        engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.5]))
     if sick:
         engine = replace(engine, fail_close=chosen.choice([0.0, 0.3]))
     return Profile(

@@ -111,7 +111,7 @@ class Rollout(Client):
         """Do one thing: mostly the next step."""
         world = self.world
         chance = world.random
-        if self.lost and self.restorable and world.chance(0.5):
+        if self.lost and self.restorable and world.chance(0.9):
             self.say(Restore())
             return
         if self.lost and world.chance(0.7):
