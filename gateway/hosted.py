@@ -206,7 +206,10 @@ class HostedSessions:
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 
     def full(self, pipeline: Pipeline) -> bool:
-        """Whether there is no place, and no session that may end to make room for its tenant."""
+        """Whether there is no place, and no session that may end to make room for its tenant; or
+        others wait already for what it needs."""
+        if self.openings.full(pipeline):
+            return True
         places = pipeline.limits.sessions
         return self.admission.held(pipeline.name) >= places and not any(
             hosted.session.pipeline.name == pipeline.name and hosted.session.evictable

@@ -284,6 +284,11 @@ class ParkingConfig(_Section):
     disk: Path | None = None
     disk_bytes: Annotated[Size, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
 
+    @property
+    def stores(self) -> bool:
+        """Whether there is anywhere to put a state."""
+        return self.memory != 0 or self.disk is not None
+
 
 class Config(_Section):
     """A whole deployment. A client that names no pipeline gets the first one."""
@@ -385,6 +390,11 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
             names.setdefault(alias, f"pipeline {name}")
         yield from _kind_contradictions(location, pipeline)
         yield from _voice_contradictions(location, pipeline)
+        if "wait_s" in pipeline.limits.model_fields_set and not pipeline.limits.waiting:
+            yield (*location, "limits", "wait_s"), "nobody waits: set limits.waiting as well"
+        if pipeline.durability == "turn" and not config.parking.stores:
+            reason = "nothing can be stored: parking.memory is 0 and there is no parking.disk"
+            yield (*location, "durability"), reason
         sessions, of_one = pipeline.limits.sessions, pipeline.limits.sessions_per_tenant
         if of_one is not None and of_one > sessions:
             where = (*location, "limits", "sessions_per_tenant")

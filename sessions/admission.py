@@ -56,13 +56,13 @@ class Admission:
     def lacking(self, pipeline: Pipeline, tenant: str) -> str | None:
         """Why the next `take` of this tenant would be refused."""
         limits = pipeline.limits
-        if self.held(pipeline.name) >= limits.sessions:
-            return f"pipeline {pipeline.name} serves {limits.sessions} sessions and all are taken"
         if self.tenant_full(pipeline, tenant):
             return (
                 f"pipeline {pipeline.name} serves {limits.sessions_per_tenant} sessions of one"
                 " tenant (sessions_per_tenant) and all of yours are taken"
             )
+        if self.held(pipeline.name) >= limits.sessions:
+            return f"pipeline {pipeline.name} serves {limits.sessions} sessions and all are taken"
         return None
 
     def tenant_full(self, pipeline: Pipeline, tenant: str) -> bool:

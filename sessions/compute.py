@@ -80,8 +80,8 @@ class Compute:
         if share * (self._open + 1) <= left:
             return None
         return (
-            f"a session takes {share:.2f} of a core, and the {self._open} that are open leave "
-            f"{max(0.0, left - share * self._open):.2f} of {left:.2f} cores"
+            f"a session takes {share:.2g} of a core, and the {self._open} that are open leave "
+            f"{max(0.0, left - share * self._open):.2g} of {left:.3g} cores"
         )
 
     def use(self) -> ComputeUse:
@@ -102,4 +102,4 @@ class Compute:
         if self._cores is None:
             return None
         others = self._others_s / self._passed_s if self._passed_s else 0.0
-        return self._cores * (1 - self._head_room) - others
+        return max(0.0, self._cores * (1 - self._head_room) - others)

@@ -79,10 +79,11 @@ class Opening:
 
     @property
     def until_ms(self) -> float:
-        """When it is refused, if it still waits then; who waits for an eviction waits for that."""
+        """When it is refused, if it still waits then; without a queue an eviction is waited for."""
         limits = self.pipeline.limits
-        least_ms = 2 * limits.close_ms if self.evicting else 0
-        return self.since_ms + max(least_ms, limits.wait_ms if self.queued else 0)
+        if self.queued:
+            return self.since_ms + limits.wait_ms
+        return self.since_ms + (2 * limits.close_ms if self.evicting else 0)
 
 
 @dataclass
@@ -107,6 +108,8 @@ class Openings:
         self._evict = evict
         self._openings: list[Opening] = []
         self._shut: dict[Lack, _Shut] = {}
+        self._refusals: dict[Lack, AntiphonError] = {}
+        """What was said last to who found no room there."""
         self._capacity: dict[Lack, int] = {}
         """How many sessions a stage held when it last had no room."""
         self.over: AntiphonError | None = None
@@ -149,6 +152,7 @@ class Openings:
             self._remove(opening)
             for lack in of_stages(opening.pipeline, opening.tenant):
                 self._shut.pop(lack, None)
+                self._refusals.pop(lack, None)
                 if lack in self._capacity:
                     held = len(lack.holders(self._admission, now_ms))
                     self._capacity[lack] = max(self._capacity[lack], held)
@@ -165,9 +169,12 @@ class Openings:
         self._forget_probe(opening, failed_on=lack)
         if self.over is not None or not _wants_room(error):
             self._remove(opening)
+            if lack is not None and error.kind is ErrorKind.CAPACITY:
+                error.message = f"stage {lack.name}: {error.message}"
             opening.on_refused(error)
         else:
             if lack is not None:
+                self._refusals[lack] = error
                 self._capacity[lack] = len(lack.holders(self._admission, now_ms))
                 self._took_it(opening, lack)
             if not opening.queued or now_ms >= opening.until_ms:
@@ -229,6 +236,11 @@ class Openings:
     def __len__(self) -> int:
         return len(self._openings)
 
+    def full(self, pipeline: Pipeline) -> bool:
+        """Whether one more of this pipeline would have to wait, as others do."""
+        waits = any(not known.trying for known in self.waiting(pipeline.name))
+        return waits or any(Lack("stage", stage) in self._shut for stage in pipeline.stages)
+
     def freeze(self, now_ms: float) -> tuple[object, ...]:
         """The canonical state, with times as seen from now."""
         return (
@@ -261,6 +273,7 @@ class Openings:
                 self._begin(opening)
                 continue
             lacking.add(lack)
+            opening.reason = self._refusals.get(lack, opening.reason)
             full = self._admission.lacking(opening.pipeline, opening.tenant) is not None
             if full and not opening.evicting:
                 opening.evicting = self._evict(opening.pipeline, opening.tenant)
@@ -279,10 +292,10 @@ class Openings:
     def _lack(self, opening: Opening, now_ms: float) -> Lack | None:
         """What stands in its way, as far as is known here."""
         pipeline, tenant = opening.pipeline, opening.tenant
-        if self._admission.held(pipeline.name) >= pipeline.limits.sessions:
-            return of_pipeline(pipeline)
         if self._admission.tenant_full(pipeline, tenant):
             return of_tenant(pipeline, tenant)
+        if self._admission.held(pipeline.name) >= pipeline.limits.sessions:
+            return of_pipeline(pipeline)
         if not opening.returning:
             for lack in _needs(opening):
                 if self._promised(lack, opening, now_ms):
@@ -326,12 +339,16 @@ class Openings:
         pipeline, reason = opening.pipeline, opening.reason
         lack = lack or self._lack(opening, now_ms) or of_pipeline(pipeline)
         full = self._admission.lacking(pipeline, opening.tenant)
+        if lack.kind == "stage":
+            reason = self._refusals.get(lack, reason)
         field: str | None = "model"
         code = CapacityExceeded.code
         if lack.kind != "stage" and full is not None:
             why = full
         elif reason is not None:
             why, code, field = reason.message, reason.code, reason.field
+            if lack.kind == "stage":
+                why = f"stage {lack.name}: {why}"
         else:
             why = f"what is free for pipeline {pipeline.name} is promised to who came before"
         if opening.told is not None:
@@ -346,12 +363,27 @@ class Openings:
     # Foretelling
 
     def _may_wait(self, opening: Opening) -> bool:
-        """Whether the queue has room for it, beyond those for whom there are places."""
-        limits, name = opening.pipeline.limits, opening.pipeline.name
+        """Whether the queue has room for it, beyond those for whom there are places.
+
+        Who waits for a place that its own tenant holds takes no room of others: of those as many
+        may wait, of each tenant.
+        """
+        pipeline, tenant = opening.pipeline, opening.tenant
+        if not opening.queued:
+            return False
+        others = [known for known in self.waiting(pipeline.name) if known is not opening]
+        if self._admission.tenant_full(pipeline, tenant):
+            mine = sum(known.tenant == tenant and not known.trying for known in others)
+            return mine < pipeline.limits.waiting
         places = 0
-        if not any(lack in self._shut for lack in of_stages(opening.pipeline, opening.tenant)):
-            places = max(0, limits.sessions - self._admission.held(name))
-        return opening.queued and self._ahead(opening) < limits.waiting + places
+        if not any(lack in self._shut for lack in of_stages(pipeline, tenant)):
+            places = max(0, pipeline.limits.sessions - self._admission.held(pipeline.name))
+        ahead = sum(
+            not (known.trying or known.evicting)
+            and not self._admission.tenant_full(pipeline, known.tenant)
+            for known in others
+        )
+        return ahead < pipeline.limits.waiting + places
 
     def _ahead(self, opening: Opening) -> int:
         """Others of its pipeline that wait for a place, and not for one that is made for them."""

@@ -16,8 +16,9 @@ async def while_waiting(
 ) -> Result:
     """The result of `opening`, if that is there before one of `beside` ends.
 
-    Raises what `opening` raises, and ConnectionAbortedError when something else ended first:
-    then `opening` is cancelled. Where it is too late for that `undo` is called with its result.
+    Raises what `opening` raises, and where something else ended first what that raised, or
+    ConnectionAbortedError: then `opening` is cancelled. Where it is too late for that `undo` is
+    called with its result.
     """
     task = asyncio.create_task(opening)
     others = [asyncio.create_task(each) for each in beside]
@@ -25,6 +26,9 @@ async def while_waiting(
     try:
         await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
+            for other in others:
+                if other.done():
+                    other.result()
             raise ConnectionAbortedError
         taken = True
         return task.result()

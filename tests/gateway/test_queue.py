@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.clients import HostedAttachment
+from gateway.surfaces.realtime.upgrade import AHEAD_MESSAGES
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
 from sessions.openings import Position
 from tests.gateway.native_client import opened, requests
@@ -247,6 +248,40 @@ async def test_a_realtime_client_that_hangs_up_leaves_the_queue(gateway: RealGat
             assert (await event(third))["position"] == 2
             await second.close()
             assert (await event(third))["position"] == 1
+
+
+async def test_a_realtime_client_that_talks_while_it_waits_is_read_on(
+    gateway: RealGateway,
+) -> None:
+    """Its audio is heard by nobody; that it has gone is seen behind however much of it."""
+    append = json.dumps({"type": "input_audio_buffer.append", "audio": "A" * 40_000})
+    async with connect(realtime(gateway)) as first:
+        await event(first)
+        second = await connect(realtime(gateway))
+        await event(second)
+        for _ in range(200):
+            await second.send(append)
+        async with connect(realtime(gateway)) as third:
+            assert (await event(third))["position"] == 2
+            await second.close()
+            assert (await event(third))["position"] == 1
+
+
+async def test_a_realtime_client_that_says_too_much_while_it_waits_is_refused(
+    gateway: RealGateway,
+) -> None:
+    async with connect(realtime(gateway)) as first:
+        await event(first)
+        async with connect(realtime(gateway)) as second:
+            await event(second)
+            for _ in range(AHEAD_MESSAGES + 1):
+                await second.send('{"type": "input_audio_buffer.clear"}')
+            refused = await event(second)
+            assert (refused["type"], refused["error"]["code"]) == ("error", "too_many_events")
+            with pytest.raises(ConnectionClosed):
+                await event(second)
+            assert second.close_code == 1008
+    assert not ahead(gateway)
 
 
 async def test_a_realtime_client_that_waited_too_long_is_told_and_closed() -> None:

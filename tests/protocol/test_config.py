@@ -195,6 +195,11 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
         ("limits: {sessions: 3", "limits: {stall_s: 0", "18: pipelines.voice.limits.stall_s"),
         ("limits: {sessions: 3", "limits: {waiting: -1", "18: pipelines.voice.limits.waiting"),
         ("limits: {sessions: 3", "limits: {wait_s: 0", "18: pipelines.voice.limits.wait_s"),
+        (
+            "limits: {sessions: 3",
+            "limits: {wait_s: 5, sessions: 3",
+            "18: pipelines.voice.limits.wait_s: nobody waits: set limits.waiting",
+        ),
         ("replicas: 2", "cores: 0", "5: stages.think.cores"),
         ("replicas: 2", "cores: all", "5: stages.think.cores"),
     ],
@@ -202,6 +207,14 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
 def test_a_mistake_is_pointed_at(tmp_path: Path, old: str, new: str, problem: str) -> None:
     found = problems(tmp_path, changed(old, new))
     assert [line for line in found if line.startswith(problem)], found
+
+
+def test_turns_are_not_stored_where_nothing_can_be(tmp_path: Path) -> None:
+    text = changed("    limits:", "    durability: turn\n    limits:") + "parking: {memory: 0}\n"
+    assert problems(tmp_path, text) == [
+        "18: pipelines.voice.durability: nothing can be stored: parking.memory is 0 and there is no"
+        " parking.disk"
+    ]
 
 
 def test_a_cycle_is_shown(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_as_many_are_let_in_as_there_are_cores_for(
     assert machine.fills(each=each) == fit
     reason = machine.compute.refusal()
     assert reason is not None
-    assert f"a session takes {each:.2f} of a core, and the {fit} that are open" in reason
+    assert f"a session takes {each:.2g} of a core, and the {fit} that are open" in reason
 
 
 def test_what_others_take_is_not_there() -> None:

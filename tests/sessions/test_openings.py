@@ -213,6 +213,41 @@ def test_who_has_waited_long_enough_is_refused_and_told_why() -> None:
     assert it.openings.deadline_ms is None
 
 
+def test_an_eviction_prolongs_no_wait_in_the_queue() -> None:
+    it = Gateway()
+    voice = pipeline(sessions=1, waiting=2, wait_ms=3_000)
+    it.ask("a", voice)
+    it.victims.append("a")
+    waits = it.ask("b", voice)
+    it.waits_until(3_000.0)
+    assert waits.refused == "capacity_exceeded"
+
+
+def test_who_stands_behind_a_stage_without_room_is_told_so() -> None:
+    it = Gateway(think=1)
+    voice = pipeline(sessions=9, waiting=5, wait_ms=3_000)
+    it.ask("a", voice)
+    first, second = it.ask("b", voice), it.ask("c", voice)
+    assert second.opening.reason is not None
+    it.waits_until(3_000.0)
+    for asker in (first, second):
+        assert asker.error is not None
+        assert asker.error.message.startswith("stage think: no bytes on think")
+        assert asker.error.field is None
+
+
+def test_a_tenant_that_waits_for_its_own_takes_no_room_in_the_queue_of_others() -> None:
+    it = Gateway()
+    voice = pipeline(sessions=3, sessions_per_tenant=2, waiting=3)
+    greedy = [it.ask(f"a{n}", voice, "a") for n in range(7)]
+    assert [asker.refused for asker in greedy] == [None] * 5 + ["capacity_exceeded"] * 2
+    error = greedy[-1].error
+    assert error is not None
+    assert "sessions_per_tenant" in error.message
+    assert it.ask("b0", voice, "b").open
+    assert it.ask("b1", voice, "b").refused is None
+
+
 def test_a_higher_priority_goes_first_and_pushes_back() -> None:
     it = Gateway()
     voice = pipeline(sessions=1, waiting=5)

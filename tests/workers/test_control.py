@@ -1087,7 +1087,7 @@ def test_an_open_for_which_the_cores_have_no_room_is_refused_and_a_restore_is_no
     assert isinstance(refused, Answer)
     assert refused.error is not None
     assert refused.error.code == "capacity_exceeded"
-    assert "a session takes 0.60 of a core" in refused.error.message
+    assert "a session takes 0.6 of a core" in refused.error.message
     # What was let in before comes back, and what has gone leaves its place.
     bench.command(Open(Fence("c", 1, "g1"), "open-c", restore=SnapshotOrder(1, 1)))
     (restored,) = bench.take()

@@ -1,8 +1,8 @@
 """The upgrade of a Realtime connection whose session may have to wait for a place.
 
 It is accepted when there is something to say: that the session is open, or where it stands in
-the queue. What the client says meanwhile is kept in its order, and when it leaves, its open is
-given up at once.
+the queue. What the client says meanwhile is kept in its order, but for audio, which nobody
+hears; when it leaves, its open is given up at once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,31 @@ import msgspec
 from starlette.types import Message, Receive, Send
 
 from gateway.surfaces.while_waiting import while_waiting
+from protocol.errors import InvalidRequest
 from sessions.openings import Position
 
 AHEAD_MESSAGES = 64
 AHEAD_BYTES = 1024 * 1024
-"""What is read of a client that waits; who says more is not read on until it is let in."""
+"""What is kept of a client that waits; who says more is refused."""
 
 Result = TypeVar("Result")
+
+
+class _Typed(msgspec.Struct):
+    """What kind of event a frame is."""
+
+    type: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Typed)
+
+
+def _is_audio(said: str | bytes) -> bool:
+    try:
+        return _decoder.decode(said).type == "input_audio_buffer.append"
+    except msgspec.DecodeError:
+        # The session says what is wrong with it.
+        return False
 
 
 class Upgrade:
@@ -66,14 +84,26 @@ class Upgrade:
         return await while_waiting(opening, self._read_ahead(), self._tell(), undo=undo)
 
     async def _read_ahead(self) -> None:
-        """Ends when the client has left."""
-        while len(self._ahead) < AHEAD_MESSAGES and self._ahead_bytes < AHEAD_BYTES:
+        """Ends when the client has left. Raises InvalidRequest when it says too much.
+
+        It is read on all the time: its end, and its pongs, come behind what it says.
+        """
+        while True:
             message = await self._receive()
-            self._ahead.append(message)
             if message["type"] == "websocket.disconnect":
+                self._ahead.append(message)
                 return
-            self._ahead_bytes += len(message.get("text") or message.get("bytes") or "")
-        await asyncio.Event().wait()
+            said = message.get("text") or message.get("bytes") or ""
+            if _is_audio(said):
+                continue
+            self._ahead.append(message)
+            self._ahead_bytes += len(said)
+            if len(self._ahead) > AHEAD_MESSAGES or self._ahead_bytes > AHEAD_BYTES:
+                raise InvalidRequest(
+                    f"before its session is open a client says at most {AHEAD_MESSAGES} events"
+                    f" of {AHEAD_BYTES} bytes together",
+                    code="too_many_events",
+                )
 
     async def _tell(self) -> None:
         """Say where the open stands, the newest position only. Ends when nobody takes it."""
