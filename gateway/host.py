@@ -377,7 +377,7 @@ class GatewayHost:
         summary = self.summary(session, tenant)
         known = self._find(session, tenant).session
         return SessionDescription(
-            summary, known.settings, known.limits, known.identity.expires_at_s
+            summary, known.settings, known.limits, known.identity.expires_at_s, known.about
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
