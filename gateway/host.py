@@ -436,6 +436,12 @@ class GatewayHost:
             self._changed.clear()
             await self._changed.wait()
 
+    async def until_ready(self, pipeline: str, ready: bool) -> None:
+        """Wait until the pipeline has a replica of each stage, or until it has not."""
+        while any(it.name == pipeline and it.ready is not ready for it in self.health()):
+            self._changed.clear()
+            await self._changed.wait()
+
     def close(self) -> None:
         """Drop all links and the timer."""
         self._timer.cancel()

@@ -170,6 +170,21 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
             "listen, to: speak",
             "14: pipelines.voice.edges: input can enter at one stage only",
         ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {port: 8080, model: voice}}",
+            "1: gateway.openpi.port: the gateway itself has this port",
+        ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {model: gpt-realtime}}",
+            "1: gateway.openpi.model: gpt-realtime is of kind duplex, and robots need one of kind",
+        ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {model: arm}}",
+            "1: gateway.openpi.model: there is no pipeline arm",
+        ),
         ("  think:", "  spare: {engine: ar}\n  think:", "5: stages.spare: no pipeline uses"),
         (
             "    limits:",
@@ -333,3 +348,10 @@ def test_a_duplex_pipeline_speaks_and_has_no_steps(
 ) -> None:
     found = problems(tmp_path, changed(old, new))
     assert [line for line in found if line.startswith(problem)], found
+
+
+def test_robots_may_have_a_port_of_their_own() -> None:
+    robots = load_config(ROOT / "examples" / "robots.yaml", {})
+    assert robots.gateway.openpi is not None
+    assert (robots.gateway.openpi.port, robots.gateway.openpi.model) == (8000, "synthetic-any")
+    assert GatewayConfig().openpi is None

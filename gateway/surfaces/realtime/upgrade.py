@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Send
 
+from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.while_waiting import while_waiting
 from sessions.openings import Position
-
-AHEAD_MESSAGES = 64
-AHEAD_BYTES = 1024 * 1024
-"""What is read of a client that waits; who says more is not read on until it is let in."""
 
 Result = TypeVar("Result")
 
@@ -32,10 +28,8 @@ class Upgrade:
     def __init__(self, subprotocol: str | None, receive: Receive, send: Send) -> None:
         self.subprotocol = subprotocol
         self.accepted = False
-        self._receive = receive
+        self._ahead = Ahead(receive)
         self._send = send
-        self._ahead: deque[Message] = deque()
-        self._ahead_bytes = 0
         self._position: Position | None = None
         self._moved = asyncio.Event()
 
@@ -49,7 +43,7 @@ class Upgrade:
 
     async def receive(self) -> Message:
         """The next message of the client: first those that came while it waited."""
-        return self._ahead.popleft() if self._ahead else await self._receive()
+        return await self._ahead.receive()
 
     def stands(self, position: Position) -> None:
         """Its open waits, and stands there now."""
@@ -63,17 +57,7 @@ class Upgrade:
 
         Raises what `opening` raises, and OSError when the client has left.
         """
-        return await while_waiting(opening, self._read_ahead(), self._tell(), undo=undo)
-
-    async def _read_ahead(self) -> None:
-        """Ends when the client has left."""
-        while len(self._ahead) < AHEAD_MESSAGES and self._ahead_bytes < AHEAD_BYTES:
-            message = await self._receive()
-            self._ahead.append(message)
-            if message["type"] == "websocket.disconnect":
-                return
-            self._ahead_bytes += len(message.get("text") or message.get("bytes") or "")
-        await asyncio.Event().wait()
+        return await while_waiting(opening, self._ahead.until_gone(), self._tell(), undo=undo)
 
     async def _tell(self) -> None:
         """Say where the open stands, the newest position only. Ends when nobody takes it."""
