@@ -118,13 +118,15 @@ async def _serve(
     gc.freeze()
     try:
         async with asyncio.TaskGroup() as tasks:
-            saying = None
-            if ready_fd is not None:
-                saying = tasks.create_task(_say_ready(host, ready_fd, bound, port))
-            policies = None
+            saying = policies = None
+            open_too = asyncio.Event()
             if policy_listener is not None:
-                policy_port = _policy_port(host, gateway, metrics, policy_listener)
+                policy_port = _policy_port(host, gateway, metrics, policy_listener, open_too)
                 policies = tasks.create_task(policy_port.serve())
+            if gateway.openpi is None or host.resolve(gateway.openpi.model) not in named.required:
+                open_too.set()
+            if ready_fd is not None:
+                saying = tasks.create_task(_say_ready(host, open_too, ready_fd, bound, port))
             await server.serve(sockets=[listener])
             for task in (saying, policies):
                 if task is not None:
@@ -135,19 +137,26 @@ async def _serve(
 
 
 def _policy_port(
-    host: GatewayHost, gateway: GatewayConfig, metrics: GatewayMetrics, listener: socket.socket
+    host: GatewayHost,
+    gateway: GatewayConfig,
+    metrics: GatewayMetrics,
+    listener: socket.socket,
+    opened: asyncio.Event,
 ) -> PolicyPort:
     assert gateway.openpi is not None
     pipeline = host.resolve(gateway.openpi.model)
     app = build_policy_app(host, gateway, metrics, pipeline)
     config = server_config(app, POLICY_WS_MAX_BYTES, gateway.tls_cert, gateway.tls_key)
-    return PolicyPort(host, pipeline, listener, config)
+    return PolicyPort(host, pipeline, listener, config, opened.set)
 
 
-async def _say_ready(host: GatewayHost, fd: int, bound: str, port: int) -> None:
-    """Write one line to the pipe `fd` once `/readyz` answers 200."""
+async def _say_ready(
+    host: GatewayHost, open_too: asyncio.Event, fd: int, bound: str, port: int
+) -> None:
+    """Write one line to the pipe `fd` once `/readyz` answers 200, and another port is open."""
     try:
         await host.ready()
+        await open_too.wait()
         with contextlib.suppress(BrokenPipeError):
             os.write(fd, json.dumps({"host": bound, "port": port}).encode() + b"\n")
     finally:

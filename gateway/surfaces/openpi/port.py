@@ -38,7 +38,7 @@ class PolicyPort:
         pipeline: str,
         listener: socket.socket,
         config: uvicorn.Config,
-        on_open: Callable[[int], None] = lambda port: None,
+        on_open: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._pipeline = pipeline
@@ -86,7 +86,7 @@ class PolicyPort:
             listener.close()
             raise
         _log.info("policy_port_open", port=self.port, pipeline=self._pipeline)
-        self._on_open(self.port)
+        self._on_open()
         return server
 
     def _protocol(self) -> asyncio.Protocol:

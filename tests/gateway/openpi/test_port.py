@@ -63,7 +63,7 @@ async def serving(config: GatewayConfig | None = None) -> AsyncIterator[Serving]
             "arm",
             bind("127.0.0.1", 0),
             server_config(app, POLICY_WS_MAX_BYTES),
-            lambda _: opened.set(),
+            opened.set,
         )
         task = asyncio.create_task(port.serve())
         try:
