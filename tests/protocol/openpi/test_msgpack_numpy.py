@@ -124,6 +124,8 @@ def array(**changed: Any) -> dict[bytes, Any]:
                 {"shape": [1]},
                 {"shape": [-1, -2]},
                 {"shape": [2**40, 2**40]},
+                {"shape": [2**64 - 1]},
+                {"data": b"", "shape": [0] * 14 + [2**64 - 1]},
                 {"shape": 2},
                 {"shape": [2.0]},
                 {"shape": [1] * 70},
@@ -165,3 +167,16 @@ def test_what_cannot_be_packed_is_named() -> None:
         pack({"a": object()})
     with pytest.raises(InvalidRequest):
         pack({"a": 2**64})
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (127, 1), (128,), (300, 2), (70_000,)])
+@pytest.mark.parametrize("dtype", ["|u1", "<f8", ">i2", "<U7"])
+def test_every_form_of_an_array_is_read_whole_or_not_at_all(
+    shape: tuple[int, ...], dtype: str
+) -> None:
+    array = np.zeros(shape, dtype)
+    message = pack({"a": array, "b": 1})
+    assert same(unpack(message), {"a": array, "b": 1})
+    for end in {*range(60), *range(len(message) - 20, len(message))} & {*range(len(message))}:
+        with pytest.raises(InvalidRequest):
+            unpack(message[:end])
