@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from tests.gateway.openpi.robot import WAIT_S, robot
 from tests.gateway.real_host import RealGateway, serving_kind
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
 from workers.engines.vla import VlaEngine, VlaOptions
+from workers.snapshots import SnapshotPlace
 
 COUNTING = "tests.workers.vla.policies:Counting"
 
@@ -36,13 +38,13 @@ def pipeline(**limits: int) -> Pipeline:
 
 @asynccontextmanager
 async def serving(
-    config: GatewayConfig | None = None, **limits: int
+    config: GatewayConfig | None = None, spec: dict[str, Any] | None = None, **limits: int
 ) -> AsyncIterator[tuple[RealGateway, str, Counting]]:
     """A gateway, the address of its policy, and the policy."""
     engine = VlaEngine.create(VlaOptions(policy=COUNTING))
     policy = engine.policy
     assert isinstance(policy, Counting)
-    async with serving_kind(pipeline(**limits), lambda _: engine, config) as it:
+    async with serving_kind(pipeline(**limits), lambda _: engine, config, spec) as it:
         try:
             yield it, f"ws://127.0.0.1:{it.port}/v1/openpi/arm", policy
         finally:
@@ -341,3 +343,50 @@ async def test_f39_a_call_of_the_policy_holds_nobody_else_up() -> None:
             assert (await http.get("/healthz")).status_code == 200
         policy.gate.set()
         assert (await arm.answer())["actions"][0, 0] == 1
+
+
+async def test_an_answer_may_be_long() -> None:
+    picture = np.arange(3_000_000, dtype=np.uint8)
+    async with serving() as (_, url, _), robot(url) as arm:
+        for _ in range(2):
+            answer = await arm.infer(also=picture)
+            assert np.array_equal(answer["also"], picture)
+
+
+async def test_a_parked_policy_goes_on_where_it_was(tmp_path: Path) -> None:
+    spec = {"snapshots": [SnapshotPlace(str(tmp_path), 1024 * 1024)]}
+    async with serving(spec=spec) as (it, url, _), robot(url) as arm, robot(url) as other:
+        session = arm.metadata["antiphon"]["session"]
+        for number in (1, 2):
+            assert (await arm.infer())["actions"][0, 0] == number
+        it.host.park_session(session)
+        await until(it.host, lambda: "parked" in happened(it.host, session))
+        assert (await other.infer())["actions"][0, 0] == 1
+        assert (await arm.infer())["actions"][0, 0] == 3
+        assert happened(it.host, session)[-3:-1] == ["restoring", "restored"]
+
+
+def happened(host: GatewayHost, session: str) -> list[str]:
+    """The events of a session's timeline."""
+    return [entry["event"] for entry in host.history(session).timeline["entries"]]
+
+
+async def test_robots_that_vanish_in_mid_episode_leave_nothing() -> None:
+    spec = {"sessions": 64}
+    async with serving(spec=spec, sessions=64) as (it, url, policy), AsyncExitStack() as gone:
+        robots = [await gone.enter_async_context(robot(url)) for _ in range(50)]
+        await asyncio.gather(*(each.infer() for each in robots))
+        policy.begun.clear()
+        await robots[0].observe("wait")
+        await asyncio.to_thread(policy.begun.wait, WAIT_S)
+        for each in robots[1:]:
+            await each.observe("go")
+        for each in robots:
+            each.socket.transport.abort()
+        await until(it.host, lambda: not it.host.sessions())
+        policy.gate.set()
+        engine = it.engines["act"]
+        assert isinstance(engine, VlaEngine)
+        assert engine.waiting == 0
+        async with robot(url) as arm:
+            assert (await arm.infer())["actions"][0, 0] == 1
