@@ -14,7 +14,7 @@ from gateway.hosting import SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Replica
 from gateway.timeline import Timelines
-from protocol.errors import AntiphonError
+from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import ToClient, TurnMeasured
 from sessions.client import Role
 from sessions.lifecycle import CloseReason, State
@@ -72,6 +72,12 @@ class Bookkeeping:
         """A command or an output did not come across."""
         self._note(session, "stage_given_up", stage=stage, error=error.code)
         _log.warning("stage_given_up", session=session, stage=stage, error=error.code)
+
+    def not_restored(self, session: str, stage: str, error: ErrorInfo) -> None:
+        """What was stored of a session on a stage did not come back."""
+        _log.warning(
+            "not_restored", session=session, stage=stage, code=error.code, reason=error.message
+        )
 
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gateway.bookkeeping import Bookkeeping
@@ -30,6 +29,7 @@ from gateway.hosting import (
     WorkerSummary,
 )
 from gateway.metrics import GatewayMetrics
+from gateway.opening import SessionOpening, prioritised
 from gateway.overview import session_summary, stage_health, waiting_summary, worker_summary
 from gateway.placement import Placement, Replica
 from gateway.pools import Pools
@@ -40,7 +40,6 @@ from protocol.deadline_timer import DeadlineTimer
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    InvalidRequest,
     NotFound,
     SessionBusy,
     SessionStateLost,
@@ -59,7 +58,6 @@ from sessions.actions import (
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason
-from sessions.openings import Opening, Position
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
@@ -172,67 +170,37 @@ class GatewayHost:
 
         Cancelled at any point it closes what it had opened, and waits no more.
         """
-        spec = self._prioritised(self.pipelines[pipeline], priority)
+        spec = prioritised(self.pipelines[pipeline], priority)
         bounds = chosen(spec.limits, limits or {})
         name = new_id("att") if on_output is not None else None
-        opened: asyncio.Future[Clients] = self._loop.create_future()
 
         def new_session() -> Session:
             return self._session(spec, tenant, name, secret, bounds, settings_patch)
 
-        def begin() -> None:
-            self._begin(new_session(), opening, opened, name, on_output)
+        def begin(session: Session) -> None:
+            self._begin(session, opening, name, on_output)
 
-        def stands(position: Position) -> None:
-            self._books.changed.set()
-            if on_position is not None:
-                on_position(position)
-
-        def refused(error: AntiphonError) -> None:
-            self._books.changed.set()
-            if not opened.done():
-                opened.set_exception(error)
-
-        opening = Opening(spec, tenant, spec.priority or 0, begin, stands, refused)
-        if self._hosted.admission.lacking(spec, tenant) is not None:
-            # What cannot be opened ends nobody's session, and does not wait to be told so.
-            new_session()
-        self._hosted.open(opening, self._now_ms())
-        self._arm()
-        try:
-            clients = await opened
-        except asyncio.CancelledError:
-            self._hosted.withdraw(opening, self._now_ms())
-            self._arm()
-            if opened.done() and not opened.cancelled() and opened.exception() is None:
-                session = opened.result().session.identity.session
-                self.handle(session, CloseRequested(CloseReason.CLIENT))
-            raise
+        opening = SessionOpening(
+            self._hosted, spec, tenant, new_session, begin, on_position, self._opens_changed
+        )
+        clients = await opening.opened(self._now_ms)
         return self._attachment(clients, name or "")
 
-    @staticmethod
-    def _prioritised(pipeline: Pipeline, priority: int | None) -> Pipeline:
-        """The pipeline as a client has it that asks for this priority. Raises InvalidRequest."""
-        if priority is None:
-            return pipeline
-        if pipeline.priority is None or priority > pipeline.priority:
-            most = "none may be chosen" if pipeline.priority is None else f"{pipeline.priority}"
-            raise InvalidRequest(
-                f"the priority is at most that of the pipeline: {most}", field="priority"
-            )
-        return replace(pipeline, priority=priority)
+    def _opens_changed(self) -> None:
+        """Opens wait, or wait no more."""
+        self._books.changed.set()
+        self._arm()
 
     def _begin(
         self,
         session: Session,
-        opening: Opening,
-        opened: asyncio.Future[Clients],
+        opening: SessionOpening,
         controller: str | None,
         on_output: OnOutput | None,
     ) -> None:
         """Host a session that is to be opened. Raises CapacityExceeded."""
         wires = SessionWires(session.fence, session.pipeline, self._transfers)
-        clients = Clients(session, opened, self._now_ms(), lambda: wires.turns)
+        clients = Clients(session, opening.result, self._now_ms(), lambda: wires.turns)
 
         def told(action: ToClient) -> None:
             if type(action.output) not in NOTED:
@@ -247,7 +215,9 @@ class GatewayHost:
         def released(reason: CloseReason) -> None:
             self._released(clients, reason)
 
-        hosted = Hosted(session, wires, told, clients.refuse, clients.hold, released, opening)
+        hosted = Hosted(
+            session, wires, told, clients.refuse, clients.hold, released, opening.opening
+        )
         self._books.begun(session, opening.since_ms)
         self._clients[session.identity.session] = clients
         if controller is not None and on_output is not None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.forgetting import Forgetting
+from gateway.lingering import Lingering
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, CapacityExceeded, raised
-from protocol.messages import Output, ReceivedThrough, Report, WorkerStatus
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, raised
+from protocol.messages import Answer, Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
     AskDirectory,
     AttachRefused,
@@ -28,6 +30,7 @@ from sessions.actions import (
     Event,
     ForgetParked,
     HoldClient,
+    NotRestored,
     OpenRequested,
     Released,
     Reported,
@@ -49,6 +52,8 @@ from sessions.lifecycle import CloseReason, State
 from sessions.openings import Opening, Openings
 from sessions.pipeline import Pipeline
 from sessions.session import Session
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass
@@ -93,6 +98,9 @@ class Observer(Protocol):
     def unsent(self, session: str, stage: str, error: AntiphonError) -> None:
         """A command or an output did not come across: the stage's worker is given up."""
 
+    def not_restored(self, session: str, stage: str, error: ErrorInfo) -> None:
+        """What was stored of a session on a stage did not come back."""
+
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
 
@@ -111,6 +119,8 @@ class HostedSessions:
         self.openings = Openings(self.admission, self._evict)
         self.directory = MemoryDirectory()
         self.deadlines = Deadlines()
+        self.forgetting = Forgetting(placement)
+        self.lingering = Lingering()
         self._placement = placement
         self._transfers = transfers
         self._observer = observer
@@ -181,12 +191,12 @@ class HostedSessions:
         held = Counter(
             hosted.session.identity.tenant
             for hosted in self._hosted.values()
-            if hosted.session.pipeline is pipeline
+            if hosted.session.pipeline.name == pipeline.name
         )
         alone = [
             hosted
             for hosted in self._hosted.values()
-            if hosted.session.pipeline is pipeline
+            if hosted.session.pipeline.name == pipeline.name
             and hosted.session.evictable
             and (
                 (owner := hosted.session.identity.tenant) == tenant
@@ -199,7 +209,7 @@ class HostedSessions:
         """Whether there is no place, and no session that may end to make room for its tenant."""
         places = pipeline.limits.sessions
         return self.admission.held(pipeline.name) >= places and not any(
-            hosted.session.pipeline is pipeline and hosted.session.evictable
+            hosted.session.pipeline.name == pipeline.name and hosted.session.evictable
             for hosted in self._hosted.values()
         )
 
@@ -262,6 +272,11 @@ class HostedSessions:
         """A worker's report about a session, which may be bound to it no longer."""
         assert not isinstance(report, WorkerStatus)
         session, stage = report.session, replica.stage
+        if isinstance(report, Answer):
+            self._now_ms = now_ms
+            self.forgetting.answered(stage, report)
+            self.lingering.answered(report)
+            self._serve()
         hosted = self._hosted.get(session)
         if hosted is None or not hosted.wires.bound_to(replica):
             if isinstance(report, Output):
@@ -278,6 +293,8 @@ class HostedSessions:
 
     def ready(self, stage: str, now_ms: float) -> None:
         """A replica of `stage` can take sessions: those that wait for one get it."""
+        # First: what comes after it is of a later opening.
+        self.forgetting.ready(stage, now_ms)
         for session, replica in self._placement.served(stage, now_ms):
             self.handle(session, self._bound(self._hosted[session], replica), now_ms)
         self.room(stage, now_ms)
@@ -290,6 +307,10 @@ class HostedSessions:
 
     def lost(self, replica: Replica, now_ms: float) -> None:
         """The worker is gone, with all that it held."""
+        self._now_ms = now_ms
+        self.forgetting.lost(replica, now_ms)
+        self.lingering.lost(replica)
+        self._serve()
         for hosted in self.all():
             if hosted.wires.bound_to(replica):
                 self.stage_lost(hosted.id, replica.stage, now_ms)
@@ -328,7 +349,9 @@ class HostedSessions:
                         hosted.wires.unbind(action.stage)
                         self._room_on(action.stage)
                     case ForgetParked():
-                        self._forget_parked(action, now_ms)
+                        self.forgetting.forget(action.stage, action.command, now_ms)
+                    case NotRestored():
+                        self._observer.not_restored(hosted.id, action.stage, action.error)
                     case AskDirectory():
                         self._ask(hosted, action.request, events)
                     case TurnMeasured():
@@ -338,7 +361,7 @@ class HostedSessions:
                             self._room_on(stage)
                         self._observer.measured(hosted, action)
                     case Released():
-                        self._released(hosted, action.reason)
+                        self._released(hosted, action.reason, action.unanswered)
         return handled
 
     def _ask(self, hosted: Hosted, request: Request, events: deque[Event]) -> None:
@@ -373,27 +396,28 @@ class HostedSessions:
             return
         events.append(self._bound(hosted, replica))
 
-    def _forget_parked(self, action: ForgetParked, now_ms: float) -> None:
-        """Without a worker that could be told it goes when its time has come."""
-        with contextlib.suppress(AntiphonError):
-            replica = self._placement.pick(action.stage, now_ms)
-            replica.link.send(action.command)
-
     @staticmethod
     def _bound(hosted: Hosted, replica: Replica) -> StageBound:
         hosted.wires.bind(replica.stage, replica)
         worker = replica.link.worker or replica.name
         return StageBound(replica.stage, worker, replica.crowded)
 
-    def _released(self, hosted: Hosted, reason: CloseReason) -> None:
+    def _released(
+        self, hosted: Hosted, reason: CloseReason, unanswered: Mapping[str, str] = _NONE
+    ) -> None:
+        awaited = hosted.wires.replicas(unanswered)
         hosted.wires.release()
         self._placement.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
-        pipeline = hosted.session.pipeline
-        self.admission.give_back(pipeline.name, hosted.id, self._now_ms, opened=hosted.told > 0)
-        for stage in pipeline.stages:
-            self._room_on(stage)
+        pipeline, opened = hosted.session.pipeline, hosted.told > 0
+
+        def give_back() -> None:
+            self.admission.give_back(pipeline.name, hosted.id, self._now_ms, opened=opened)
+            for stage in pipeline.stages:
+                self._room_on(stage)
+
+        self.lingering.release(hosted.id, awaited, give_back)
         hosted.on_released(reason)
         if not hosted.told:
             session = hosted.session

@@ -73,5 +73,6 @@ def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pip
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
-        priority=section.priority if section.durability == "park" else None,
+        priority=None if section.durability == "none" else section.priority,
+        durable=section.durability == "turn",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,6 +71,11 @@ class SessionWires:
         """Commands for `stage` go to `replica` from now on."""
         self._replicas[stage] = replica
         replica.sessions.add(self._session)
+
+    def replicas(self, commands: Mapping[str, str]) -> dict[str, Replica]:
+        """The workers to which these commands went, which are given by stage."""
+        bound = self._replicas
+        return {command: bound[stage] for stage, command in commands.items() if stage in bound}
 
     def bound_to(self, replica: Replica) -> bool:
         """Whether this is the session's worker of its stage."""

@@ -275,7 +275,8 @@ def _read_state(path: Path, state_bytes: int) -> StepState:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SessionStateLost(f"the parked state cannot be read: {error}") from error
+        reason = f"the parked state cannot be read: {error.strerror}"
+        raise SessionStateLost(reason) from error
     digest_bytes = hashlib.sha256().digest_size
     body = memoryview(content)[digest_bytes:]
     if len(body) != _HEAD.size + state_bytes or hashlib.sha256(body).digest() != bytes(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+AUTO_CORES = -1.0
+"""Instead of a number of cores: those that others leave."""
+
 
 class ComputeUse(msgspec.Struct, frozen=True):
     """What a worker's sessions were measured to take of the processor, in cores.

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from protocol.addresses import is_loopback
+from protocol.compute_use import AUTO_CORES
 from protocol.config_graph import graph_contradictions
 from protocol.config_source import Location, Problem, Source, read_source
 from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
@@ -62,21 +63,26 @@ def _device(value: str) -> str:
     return value
 
 
-AUTO_CORES = -1.0
-"""Instead of a number of cores: those that others leave."""
-
-
-def _cores(value: object) -> float:
+def _cores(value: Any) -> float:
     if value == "auto":
         return AUTO_CORES
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 4096:
+    if not isinstance(_number(value), int | float) or not 0 < value <= 4096:
         raise ValueError("must be a number of cores above 0, or auto")
     return float(value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
 
 
 Name = Annotated[str, AfterValidator(_name)]
 Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number)]
+Size = Annotated[pydantic.ByteSize, BeforeValidator(_number)]
 
 
 class _Section(BaseModel):
@@ -87,7 +93,7 @@ class OpenPiConfig(_Section):
     """A port for clients of OpenPI, at any path, that is open while the robot pipeline `model`
     is ready; on the address of the gateway, with its keys and certificate."""
 
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8000
     model: Name
 
 
@@ -101,7 +107,7 @@ class GatewayConfig(_Section):
     """
 
     host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8080
     keys: tuple[Key, ...] = Field(default=(), repr=False)
     admin_keys: tuple[Key, ...] = Field(default=(), repr=False)
     origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
@@ -126,10 +132,10 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     engine: Name
-    replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    budget: dict[Device, Annotated[pydantic.ByteSize, Field(ge=1024 * 1024)]] = {}
-    head_room: Annotated[float, Field(ge=0, le=0.9)] = 0.05
-    tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    replicas: Annotated[Whole, Field(ge=1, le=64)] = 1
+    budget: dict[Device, Annotated[Size, Field(ge=1024 * 1024)]] = {}
+    head_room: Annotated[Number, Field(ge=0, le=0.9)] = 0.05
+    tenant_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     cores: Annotated[float, BeforeValidator(_cores)] | None = None
 
     @property
@@ -185,19 +191,19 @@ class LimitsConfig(_Section):
     which no stage gets anything done for `turn_s` fails.
     """
 
-    sessions: Annotated[int, Field(ge=1, le=10_000)] = 8
-    sessions_per_tenant: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    waiting: Annotated[int, Field(ge=0, le=10_000)] = 0
-    wait_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
-    idle_s: Annotated[float, Field(gt=0)] = 300.0
-    max_age_s: Annotated[float, Field(gt=0)] = 3600.0
-    grace_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
-    replay_bytes: Annotated[pydantic.ByteSize, Field(ge=64 * 1024, le=1024**3)] = pydantic.ByteSize(
+    sessions: Annotated[Whole, Field(ge=1, le=10_000)] = 8
+    sessions_per_tenant: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
+    waiting: Annotated[Whole, Field(ge=0, le=1_000)] = 0
+    wait_s: Annotated[Number, Field(gt=0, le=3_600)] = 30.0
+    idle_s: Annotated[Number, Field(gt=0)] = 300.0
+    max_age_s: Annotated[Number, Field(gt=0)] = 3600.0
+    grace_s: Annotated[Number, Field(gt=0, le=86_400)] = 30.0
+    replay_bytes: Annotated[Size, Field(ge=64 * 1024, le=1024**3)] = pydantic.ByteSize(
         2 * 1024 * 1024
     )
-    lead_ms: Annotated[int, Field(ge=100, le=60_000)] = 2000
-    stall_s: Annotated[float, Field(gt=0, le=3_600)] = 30.0
-    turn_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    lead_ms: Annotated[Whole, Field(ge=100, le=60_000)] = 2000
+    stall_s: Annotated[Number, Field(gt=0, le=3_600)] = 30.0
+    turn_s: Annotated[Number, Field(gt=0, le=86_400)] = 120.0
 
 
 class DefaultsConfig(_Section):
@@ -215,8 +221,9 @@ class PipelineConfig(_Section):
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
     cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
     clients of other kinds than duplex send is `inline`. Sessions of a lower `priority` are
-    parked first to make room for others, and with `durability: none` none are. `state` names
-    the stage that keeps the state of a world or robot, where it is not the first one.
+    parked first to make room for others, and with `durability: none` none are; with
+    `durability: turn` their state is stored after each turn besides. `state` names the stage
+    that keeps the state of a world or robot, where it is not the first one.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -229,8 +236,8 @@ class PipelineConfig(_Section):
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    durability: Literal["none", "park"] = "park"
+    priority: Annotated[Whole, Field(ge=-1000, le=1000)] = 0
+    durability: Literal["none", "park", "turn"] = "park"
 
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
@@ -283,9 +290,9 @@ class ParkingConfig(_Section):
     either a session is not parked.
     """
 
-    memory: Annotated[pydantic.ByteSize, Field(ge=0)] | None = None
+    memory: Annotated[Size, Field(ge=0)] | None = None
     disk: Path | None = None
-    disk_bytes: Annotated[pydantic.ByteSize, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
+    disk_bytes: Annotated[Size, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
 
 
 class Config(_Section):
@@ -433,6 +440,9 @@ def _kind_contradictions(
             yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"
         return
     given = pipeline.model_fields_set
+    if pipeline.kind == "one-shot" and pipeline.durability == "turn":
+        reason = "a one-shot session ends with its turn: there is nothing to go on from"
+        yield (*location, "durability"), reason
     for option in ("voices", "defaults"):
         if option in given:
             yield (*location, option), f"only a duplex pipeline has {option}"

@@ -36,13 +36,29 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
     owner: str
 
 
+class SnapshotOrder(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Which of a session's snapshots of one stage is the newer one.
+
+    Its owner counts the openings of the stage under each epoch, and the worker the snapshots
+    that it makes in an opening, from 1. Number 0 is the snapshot that it was opened with.
+    """
+
+    epoch: int
+    opening: int
+    number: int = 0
+
+
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Create the session's state on this stage. Answered by `Answer`.
 
     `output` says how its output leaves the worker; None: inside messages. `tenant` is whom
-    its bytes count for. With `restore` the state is the one that was parked, or the answer is
-    `session_state_lost`. Where it makes room for others a session of lower `priority` is
-    parked first; None: it is not.
+    its bytes count for. With `restore` the state is that of this snapshot, or of a newer one,
+    or the answer is `session_state_lost`. Where it makes room for others a session of lower
+    `priority` is parked first; None: it is not. `opening` counts the openings of this stage
+    under the fence's epoch: no earlier one stores anything any more.
+
+    With `durable_until_s` (Unix time) the state is in the store as it is after each turn, or
+    each committed step, for as long as that, which `SnapshotTaken` says.
 
     The answer's `result` says under `bytes` what is reserved, by device, under `parks` whether
     the state can be parked, and after a restore under `committed_step` the step it is at.
@@ -53,8 +69,10 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     settings: dict[str, Any] = {}
     output: OutputEdge | None = None
     tenant: str = ""
-    restore: bool = False
+    restore: SnapshotOrder | None = None
     priority: int | None = 0
+    opening: int = 1
+    durable_until_s: int | None = None
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -194,12 +212,13 @@ class Park(msgspec.Struct, frozen=True, tag="park"):
 class Close(msgspec.Struct, frozen=True, tag="close"):
     """Free everything of the session on this stage, its parked state too.
 
-    Answered, also when it is unknown.
+    What later openings than `opening` have stored stays. Answered, also when it is unknown.
     """
 
     fence: Fence
     command: str
     reason: str
+    opening: int = 1
 
 
 Command = (
@@ -250,6 +269,19 @@ class RoomWanted(msgspec.Struct, frozen=True, tag="room_wanted"):
     """
 
     session: str
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True, tag="snapshot_taken"):
+    """The state after `step` is in the store, and stays so although the worker goes on.
+
+    With `error` it could not be stored: an earlier one, if there is any, is what the store
+    has. That is said once, until one is stored again.
+    """
+
+    session: str
+    order: SnapshotOrder
+    step: int
+    error: ErrorInfo | None = None
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -306,7 +338,16 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     compute: ComputeUse | None = None
 
 
-Report = Answer | ReceivedThrough | StageEvent | RoomWanted | Output | TurnEnded | WorkerStatus
+Report = (
+    Answer
+    | ReceivedThrough
+    | StageEvent
+    | RoomWanted
+    | SnapshotTaken
+    | Output
+    | TurnEnded
+    | WorkerStatus
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

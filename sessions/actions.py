@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,6 +214,14 @@ class Unbind:
 
 
 @dataclass(frozen=True)
+class NotRestored:
+    """What was stored of the stage did not come back, and is lost, for `error`."""
+
+    stage: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
 class ForgetParked:
     """What is parked of the stage is of no use any more: any of its workers removes it."""
 
@@ -291,15 +300,21 @@ class TurnMeasured:
 
 @dataclass(frozen=True)
 class Released:
-    """Nothing of the session is left anywhere; its place can be given away."""
+    """Nothing of the session is left here; its place can be given away.
+
+    `unanswered` are the stages whose workers have not answered their close in time, with the
+    ids of those commands: until then they hold what they have of it.
+    """
 
     reason: CloseReason
+    unanswered: Mapping[str, str] = field(default_factory=dict)
 
 
 Action = (
     AskDirectory
     | BindStage
     | Unbind
+    | NotRestored
     | ForgetParked
     | ToStage
     | ToClient

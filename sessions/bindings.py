@@ -32,6 +32,8 @@ from protocol.messages import (
     Report,
     Run,
     Signal,
+    SnapshotOrder,
+    SnapshotTaken,
     Stop,
     TurnEnded,
     Update,
@@ -81,13 +83,22 @@ class Binding:
         *,
         tenant: str,
         priority: int | None,
+        durable_until_s: int | None,
         peer: Callable[[str], Binding],
     ) -> None:
         self.stage = stage
         self.parks = False
         """Whether its state can be parked."""
         self.restoring = False
-        """Whether its state is parked, so that a worker has to bring it back."""
+        """Whether its state is in the store, so that a worker has to bring it back."""
+        self.restorable_step: int | None = None
+        """The step after which the state is in the store; None: it is not, or nobody knows."""
+        self._durable_until_s = durable_until_s
+        self._openings = 0
+        self._stored = SnapshotOrder(0, 0)
+        """No older state in the store is one of this session any more."""
+        self._in_store = False
+        """Whether something of it may be in the store."""
         self.room_wanted_until_ms = 0.0
         """Until when the state is to be put away as soon as there is nothing to do."""
         self._priority = priority
@@ -136,6 +147,7 @@ class Binding:
         self._wanted = False
         self.restoring = True
         self._reconfigure = False
+        self._in_store = True
         self._awaited = self._command_id()
         self._send(Park(self._fence(), self._awaited, expires_at_s))
 
@@ -160,10 +172,34 @@ class Binding:
             self.wake()
 
     def forget_parked(self) -> None:
-        """What is parked is of no use: the next worker begins anew."""
-        if self.restoring:
-            self.restoring = False
-            self._act(ForgetParked(self.stage, Close(self._fence(), self._command_id(), "lost")))
+        """What is stored is of no use: the next worker begins anew."""
+        self.restoring = False
+        self.restorable_step = None
+        if self._in_store:
+            self._in_store = False
+            close = Close(self._fence(), self._command_id(), "lost", self._openings)
+            self._act(ForgetParked(self.stage, close))
+
+    def snapshot_taken(self, taken: SnapshotTaken) -> bool:
+        """The worker has stored the state, and goes on with it; False for one of an earlier
+        opening, or where it could not."""
+        current = (self._fence().epoch, self._openings)
+        if taken.error is not None or (taken.order.epoch, taken.order.opening) != current:
+            return False
+        self._stored = taken.order
+        self.restorable_step = taken.step
+        return True
+
+    def outdate_snapshot(self) -> None:
+        """The state has begun anew: what was stored before is none of it."""
+        if self.restorable:
+            self.restorable_step = None
+            self._stored = msgspec.structs.replace(self._stored, number=self._stored.number + 1)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether what its worker has stored last can take the place of what it loses."""
+        return self.restorable_step is not None
 
     def bound(self, worker: str, crowded: bool = False) -> None:
         """A replica was chosen: open the session's state there. `crowded` is its link."""
@@ -171,6 +207,7 @@ class Binding:
         self._crowded = crowded
         self.state = BindingState.OPENING
         self._awaited = self._command_id()
+        self._openings += 1
         self._send(
             Open(
                 self._fence(),
@@ -178,8 +215,10 @@ class Binding:
                 self._settings(),
                 self._output,
                 self._tenant,
-                self.restoring,
+                self._stored if self.restoring else None,
                 self._priority,
+                self._openings,
+                self._durable_until_s,
             )
         )
         self._send_held()
@@ -249,7 +288,7 @@ class Binding:
         if answer.error is not None:
             self.lost()
             return answer.error
-        self.restoring = False
+        self._opened(answer)
         self.parks = self._priority is not None and answer.result.get("parks", False)
         self.state = BindingState.READY
         self.about = answer.result.get("about", {})
@@ -257,10 +296,21 @@ class Binding:
         self.send_waiting()
         return None
 
+    def _opened(self, answer: Answer) -> None:
+        durable = self._durable_until_s is not None
+        self.restorable_step = None
+        if self.restoring and durable:
+            # What it was opened with is its own now, and stays where it is.
+            self.restorable_step = answer.result.get("committed_step", 0)
+        self._in_store = durable
+        self._stored = SnapshotOrder(self._fence().epoch, self._openings)
+        self.restoring = False
+
     def _parked(self, answer: Answer) -> None:
         if answer.error is not None:
             self.state = BindingState.READY
             self.restoring = False
+            self._in_store = self._durable_until_s is not None
             self._send_held()
             self.send_waiting()
             if self._reconfigure:
@@ -461,10 +511,15 @@ class Binding:
         if self.state in (BindingState.OPENING, BindingState.READY, BindingState.PARKING):
             self.state = BindingState.CLOSING
             self._awaited = self._command_id()
-            self._send(Close(self._fence(), self._awaited, reason))
+            self._send(Close(self._fence(), self._awaited, reason, self._openings))
         elif self.state is not BindingState.CLOSING:
             self.lost()
             self.forget_parked()
+
+    @property
+    def closing(self) -> str | None:
+        """The id of the close that the worker has not answered."""
+        return self._awaited if self.state is BindingState.CLOSING else None
 
     @property
     def freed(self) -> bool:
@@ -525,6 +580,7 @@ class Binding:
             (
                 self.restoring,
                 self._wanted,
+                (self.restorable_step, self._openings, self._stored, self._in_store),
                 self._reconfigure and self.state is BindingState.PARKING,
             ),
             tuple((turn, tuple(sorted(stages))) for turn, stages in sorted(self._read.items())),

@@ -109,6 +109,15 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class SnapshotFailed:
+    """The state of `stage` could not be stored, for `error`. Told once, until it can be again;
+    the session goes on without."""
+
+    stage: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
 class SessionEnded:
     """The session is closed; nothing follows. `reason` is the lifecycle's close reason."""
 
@@ -158,6 +167,7 @@ SessionOutput = (
     | Parked
     | Restoring
     | Restored
+    | SnapshotFailed
     | SessionEnded
     | Attached
     | LetGo

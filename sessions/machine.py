@@ -56,8 +56,23 @@ class Machine(Protocol):
         """The stage cannot do what the last settings ask of it; whether the session can go on
         without."""
 
-    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
-        """The worker of `stage` is gone, with `unapplied_bytes` of input that it was sent."""
+    def stage_lost(
+        self,
+        stage: str,
+        unapplied_bytes: int,
+        now_ms: float,
+        *,
+        restorable: bool = False,
+        reason: str | None = None,
+    ) -> None:
+        """The worker of `stage` is gone, with `unapplied_bytes` of input that it was sent.
+
+        Where its state is `restorable`, `stage_restored` says to which step. `reason` is why
+        a state that was in the store did not come back.
+        """
+
+    def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
+        """A worker of `stage` is about to go on from the state in the store, after `step`."""
 
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""

@@ -4,8 +4,7 @@ Those of the highest priority come first, then who came first. What one of them 
 place of its pipeline, one of its tenant's, room on a stage) is not given to who comes after it
 and needs the same; who needs something else is not held up. Nothing is held while one waits.
 
-Who is refused is promised a place where its time can be foretold: as long as clients come at the
-time that they were told, who comes later is let in only where all promises can still be kept.
+Who is refused is promised a place where its time can be foretold (`sessions.promises`).
 """
 
 from __future__ import annotations
@@ -23,31 +22,19 @@ from protocol.errors import (
     TenantShareExceeded,
 )
 from sessions.admission import Admission
-from sessions.forecast import EXPECTED, SURE, Holder
+from sessions.forecast import EXPECTED
+from sessions.lack import Lack, of_all, of_pipeline, of_stage, of_stages, of_tenant
 from sessions.pipeline import Pipeline
+from sessions.promises import Promises
 
 AT_ONCE = 8
 """Sessions of a pipeline whose opens wait that are opened at the same time."""
-
-PROMISES = 64
-"""Refusals with a time to come back that are kept in mind, for each thing that is lacking."""
-KEPT_MS = 2_000.0
-"""How long a promised place is kept for who is late: `Retry-After` is in whole seconds."""
-
-_FAITH = 0.5
-_FAITH_STEP = 1 / 8
-"""Promises bind while more than this share of those to whom one was made came back for it, the
-last ones counting for more: nothing is kept free for who does not come."""
 
 _PAUSE_MS, _LONGEST_PAUSE_MS = 250.0, 5_000.0
 """Between two tries on a stage that had no room; each failure doubles it."""
 
 _OUT_OF_ROOM = frozenset({CapacityExceeded.code, TenantShareExceeded.code})
 """Refusals that end when others give their room up."""
-
-_Lack = tuple[str, str, str]
-"""What is lacking: ("pipeline", NAME, ""), ("tenant", PIPELINE, TENANT), room on a stage,
-("stage", NAME, ""), or what one tenant may have of it, ("stage", NAME, TENANT)."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +95,6 @@ class _Shut:
     probe: Opening | None = None
 
 
-@dataclass(frozen=True)
-class _Promise:
-    due_ms: float
-    number: int
-    """It binds who comes after it."""
-
-
 class Openings:
     """All opens of a gateway. Times are monotonic ms.
 
@@ -126,14 +106,12 @@ class Openings:
         self._admission = admission
         self._evict = evict
         self._openings: list[Opening] = []
-        self._shut: dict[_Lack, _Shut] = {}
-        self._capacity: dict[_Lack, int] = {}
+        self._shut: dict[Lack, _Shut] = {}
+        self._capacity: dict[Lack, int] = {}
         """How many sessions a stage held when it last had no room."""
         self.over: AntiphonError | None = None
         """Why nobody is let in any more."""
-        self._promises: dict[_Lack, list[_Promise]] = {}
-        self._faith = 0.0
-        """The share of promises that were taken up."""
+        self._promises = Promises(admission.forecast)
         self._number = 0
         self._tried_ms = 0.0
         self._serving = False
@@ -148,7 +126,7 @@ class Openings:
             return
         opening.since_ms = now_ms
         opening.number = self._next_number()
-        opening.returning = self._claims(opening, now_ms)
+        opening.returning = self._promises.claimed(_needs(opening), now_ms)
         insort(self._openings, opening, key=lambda known: -known.priority)
         self._try(now_ms)
         if (
@@ -169,10 +147,10 @@ class Openings:
         """Its session is open."""
         if opening in self._openings:
             self._remove(opening)
-            for lack in _of_stages(opening):
+            for lack in of_stages(opening.pipeline, opening.tenant):
                 self._shut.pop(lack, None)
                 if lack in self._capacity:
-                    held = len(self._holders(lack, now_ms))
+                    held = len(lack.holders(self._admission, now_ms))
                     self._capacity[lack] = max(self._capacity[lack], held)
             self.serve(now_ms)
 
@@ -183,14 +161,14 @@ class Openings:
         if opening not in self._openings:
             return
         opening.trying, opening.reason = False, error
-        lack = None if stage is None else _stage_lack(stage, opening, error)
+        lack = None if stage is None else of_stage(stage, opening.tenant, error)
         self._forget_probe(opening, failed_on=lack)
         if self.over is not None or not _wants_room(error):
             self._remove(opening)
             opening.on_refused(error)
         else:
             if lack is not None:
-                self._capacity[lack] = len(self._holders(lack, now_ms))
+                self._capacity[lack] = len(lack.holders(self._admission, now_ms))
                 self._took_it(opening, lack)
             if not opening.queued or now_ms >= opening.until_ms:
                 self._refuse(opening, now_ms, lack)
@@ -198,17 +176,17 @@ class Openings:
                 self._shut_off(lack, now_ms)
         self.serve(now_ms)
 
-    def _took_it(self, opening: Opening, refused: _Lack) -> None:
+    def _took_it(self, opening: Opening, refused: Lack) -> None:
         """The stages that were asked before the one that refused had room."""
-        for lack in _of_stages(opening):
-            if lack[1] == refused[1]:
+        for lack in of_stages(opening.pipeline, opening.tenant):
+            if lack.name == refused.name:
                 return
             self._shut.pop(lack, None)
 
     def room_on(self, stage: str) -> None:
         """There may be room on `stage` again; to be followed by `serve`."""
-        for (_, name, _), shut in self._shut.items():
-            shut.news = shut.news or name == stage
+        for lack, shut in self._shut.items():
+            shut.news = shut.news or lack.name == stage
 
     def close(self, error: AntiphonError) -> None:
         """Refuse all that wait, and whoever comes or fails from now on."""
@@ -226,7 +204,8 @@ class Openings:
             # A pause that is over lets nobody in whom another stage holds up.
             pauses = (shut.not_before_ms for shut in self._shut.values() if self._ready(shut))
             times += [pause_ms for pause_ms in pauses if pause_ms > self._tried_ms]
-            times += [promises[0].due_ms + KEPT_MS for promises in self._promises.values()]
+            if (expiry_ms := self._promises.deadline_ms) is not None:
+                times.append(expiry_ms)
         return min(times, default=None)
 
     def serve(self, now_ms: float) -> None:
@@ -234,7 +213,7 @@ class Openings:
         if self._serving:
             self._again = True
             return
-        self._forget_promises(now_ms)
+        self._promises.expire(now_ms)
         for opening in list(self._openings):
             if opening in self._openings and not opening.trying and now_ms >= opening.until_ms:
                 self._refuse(opening, now_ms)
@@ -255,10 +234,7 @@ class Openings:
         return (
             tuple((o.pipeline.name, o.priority, o.trying, o.evicting) for o in self._openings),
             tuple((lack, shut.news) for lack, shut in sorted(self._shut.items())),
-            tuple(
-                (lack, tuple(promise.due_ms - now_ms for promise in promises))
-                for lack, promises in sorted(self._promises.items())
-            ),
+            self._promises.freeze(now_ms),
         )
 
     # Trying
@@ -275,7 +251,7 @@ class Openings:
             self._serving = False
 
     def _try_each(self, now_ms: float) -> None:
-        lacking: set[_Lack] = set()
+        lacking: set[Lack] = set()
         for opening in list(self._openings):
             if opening.trying or opening not in self._openings:
                 continue
@@ -291,7 +267,7 @@ class Openings:
 
     def _begin(self, opening: Opening) -> None:
         opening.trying = True
-        for lack in _of_stages(opening):
+        for lack in of_stages(opening.pipeline, opening.tenant):
             if (shut := self._shut.get(lack)) is not None:
                 shut.probe, shut.news = opening, False
         try:
@@ -300,13 +276,13 @@ class Openings:
             self._remove(opening)
             opening.on_refused(error)
 
-    def _lack(self, opening: Opening, now_ms: float) -> _Lack | None:
+    def _lack(self, opening: Opening, now_ms: float) -> Lack | None:
         """What stands in its way, as far as is known here."""
         pipeline, tenant = opening.pipeline, opening.tenant
         if self._admission.held(pipeline.name) >= pipeline.limits.sessions:
-            return _of_pipeline(pipeline)
+            return of_pipeline(pipeline)
         if self._admission.tenant_full(pipeline, tenant):
-            return ("tenant", pipeline.name, tenant)
+            return of_tenant(pipeline, tenant)
         if not opening.returning:
             for lack in _needs(opening):
                 if self._promised(lack, opening, now_ms):
@@ -314,14 +290,14 @@ class Openings:
         if opening.queued:
             trying = sum(known.trying for known in self.waiting(pipeline.name))
             if trying >= AT_ONCE:
-                return _of_pipeline(pipeline)
-        for lack in _of_stages(opening):
+                return of_pipeline(pipeline)
+        for lack in of_stages(opening.pipeline, opening.tenant):
             shut = self._shut.get(lack)
             if shut is not None and not (self._ready(shut) and now_ms >= shut.not_before_ms):
                 return lack
         return None
 
-    def _shut_off(self, lack: _Lack, now_ms: float) -> None:
+    def _shut_off(self, lack: Lack, now_ms: float) -> None:
         """Let nobody else try it before something has changed there."""
         known = self._shut.get(lack)
         pause_ms = _PAUSE_MS if known is None else min(2 * known.pause_ms, _LONGEST_PAUSE_MS)
@@ -333,7 +309,7 @@ class Openings:
         """Whether one open may find out if there is room again."""
         return shut.news and shut.probe is None
 
-    def _forget_probe(self, opening: Opening, failed_on: _Lack | None = None) -> None:
+    def _forget_probe(self, opening: Opening, failed_on: Lack | None = None) -> None:
         for lack, shut in self._shut.items():
             if shut.probe is opening:
                 shut.probe, shut.news = None, shut.news or lack != failed_on
@@ -344,15 +320,15 @@ class Openings:
         self._openings.remove(opening)
         self._forget_probe(opening)
 
-    def _refuse(self, opening: Opening, now_ms: float, lack: _Lack | None = None) -> None:
+    def _refuse(self, opening: Opening, now_ms: float, lack: Lack | None = None) -> None:
         """Refuse it, for the `lack` that it has just met or the one that stands in its way."""
         self._remove(opening)
         pipeline, reason = opening.pipeline, opening.reason
-        lack = lack or self._lack(opening, now_ms) or _of_pipeline(pipeline)
+        lack = lack or self._lack(opening, now_ms) or of_pipeline(pipeline)
         full = self._admission.lacking(pipeline, opening.tenant)
         field: str | None = "model"
         code = CapacityExceeded.code
-        if lack[0] != "stage" and full is not None:
+        if lack.kind != "stage" and full is not None:
             why = full
         elif reason is not None:
             why, code, field = reason.message, reason.code, reason.field
@@ -373,7 +349,7 @@ class Openings:
         """Whether the queue has room for it, beyond those for whom there are places."""
         limits, name = opening.pipeline.limits, opening.pipeline.name
         places = 0
-        if not any(lack in self._shut for lack in _of_stages(opening)):
+        if not any(lack in self._shut for lack in of_stages(opening.pipeline, opening.tenant)):
             places = max(0, limits.sessions - self._admission.held(name))
         return opening.queued and self._ahead(opening) < limits.waiting + places
 
@@ -382,80 +358,30 @@ class Openings:
         others = self.waiting(opening.pipeline.name)
         return sum(not (o.trying or o.evicting or o is opening) for o in others)
 
-    def _holders(self, lack: _Lack, now_ms: float) -> list[Holder]:
-        match lack:
-            case ("stage", stage, tenant):
-                return self._admission.holders(now_ms, stage=stage, tenant=tenant or None)
-            case ("tenant", pipeline, tenant):
-                return self._admission.holders(now_ms, pipeline=pipeline, tenant=tenant)
-            case (_, pipeline, _):
-                return self._admission.holders(now_ms, pipeline=pipeline)
-
-    def _free(self, lack: _Lack, pipeline: Pipeline, holders: int) -> int:
-        match lack:
-            case ("stage", _, _):
+    def _free(self, lack: Lack, pipeline: Pipeline, holders: int) -> int:
+        """How much of what is lacking nobody has, as far as is known."""
+        match lack.kind:
+            case "stage":
                 return self._capacity.get(lack, holders) - holders
-            case ("tenant", _, _):
+            case "tenant":
                 return (pipeline.limits.sessions_per_tenant or holders) - holders
-            case _:
-                return pipeline.limits.sessions - holders
+        return pipeline.limits.sessions - holders
 
-    def _claims(self, opening: Opening, now_ms: float) -> bool:
-        """Whether somebody was promised a place for about now: nobody else comes just then."""
-        self._forget_promises(now_ms)
-        claims = False
-        for lack in _needs(opening):
-            promises = self._promises.get(lack)
-            if promises and promises[0].due_ms <= now_ms:
-                claims = True
-                del promises[0]
-                self._faith += (1 - self._faith) * _FAITH_STEP
-                if not promises:
-                    del self._promises[lack]
-        return claims
-
-    def _forget_promises(self, now_ms: float) -> None:
-        """Those that nobody came for in time are not kept any longer."""
-        for lack, promises in list(self._promises.items()):
-            while promises and now_ms >= promises[0].due_ms + KEPT_MS:
-                del promises[0]
-                self._faith -= self._faith * _FAITH_STEP
-            if not promises:
-                del self._promises[lack]
-
-    def _promised(self, lack: _Lack, opening: Opening, now_ms: float) -> bool:
-        """Whether a promise that is older than `opening` could not be kept if it were let in."""
-        earlier = [
-            promise for promise in self._promises.get(lack, ()) if promise.number < opening.number
-        ]
-        if not earlier or self._faith < _FAITH:
+    def _promised(self, lack: Lack, opening: Opening, now_ms: float) -> bool:
+        """Whether a promise could not be kept if `opening` were let in."""
+        if not self._promises.binding(lack, opening.number):
             return False
-        holders = self._holders(lack, now_ms)
-        free = self._free(lack, opening.pipeline, len(holders)) - 1
-        holders.append(Holder(opening.pipeline.name, 0.0))
-        forecast = self._admission.forecast
-        return any(
-            not forecast.free_within(holders, max(0.0, promise.due_ms - now_ms), n - free, SURE)
-            for n, promise in enumerate(earlier, 1)
-        )
-
-    def _promise(self, lack: _Lack, opening: Opening, now_ms: float) -> int | None:
-        """In how many ms it would be let in; None where that is not known."""
-        self._forget_promises(now_ms)
-        promises = self._promises.get(lack, [])
-        holders = self._holders(lack, now_ms)
+        holders = lack.holders(self._admission, now_ms)
         free = self._free(lack, opening.pipeline, len(holders))
-        places = max(1, len(promises) + self._ahead(opening) + 1 - free)
-        if places > len(holders) or len(promises) >= PROMISES:
-            return None
-        wait_ms = self._admission.forecast.wait_ms(holders, places, SURE)
-        if wait_ms is None:
-            return None
-        due_ms = now_ms + ceil(wait_ms)
-        if promises:
-            due_ms = max(due_ms, promises[-1].due_ms)
-        self._promises.setdefault(lack, []).append(_Promise(due_ms, self._next_number()))
-        return ceil(due_ms - now_ms)
+        name = opening.pipeline.name
+        return self._promises.broken(lack, opening.number, name, free, holders, now_ms)
+
+    def _promise(self, lack: Lack, opening: Opening, now_ms: float) -> int | None:
+        """In how many ms it would be let in; None where that is not known."""
+        holders = lack.holders(self._admission, now_ms)
+        free = self._free(lack, opening.pipeline, len(holders))
+        ahead, number = self._ahead(opening), self._next_number()
+        return self._promises.make(lack, number, ahead, free, holders, now_ms)
 
     def _next_number(self) -> int:
         self._number += 1
@@ -495,28 +421,9 @@ class Openings:
         return lambda position: ceil(first_ms + (position - 1) * each_ms)
 
 
-def _of_pipeline(pipeline: Pipeline) -> _Lack:
-    return ("pipeline", pipeline.name, "")
-
-
-def _of_stages(opening: Opening) -> Iterator[_Lack]:
-    """What it may lack on its stages."""
-    for stage in opening.pipeline.opening_order or opening.pipeline.stages:
-        yield ("stage", stage, "")
-        yield ("stage", stage, opening.tenant)
-
-
-def _needs(opening: Opening) -> Iterator[_Lack]:
+def _needs(opening: Opening) -> Iterator[Lack]:
     """All that it may lack."""
-    yield _of_pipeline(opening.pipeline)
-    yield ("tenant", opening.pipeline.name, opening.tenant)
-    yield from _of_stages(opening)
-
-
-def _stage_lack(stage: str, opening: Opening, error: AntiphonError) -> _Lack:
-    """What the refusal of a stage says is lacking there."""
-    own = error.code == TenantShareExceeded.code
-    return ("stage", stage, opening.tenant if own else "")
+    return of_all(opening.pipeline, opening.tenant)
 
 
 def _wants_room(error: AntiphonError) -> bool:

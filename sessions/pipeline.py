@@ -91,6 +91,8 @@ class Pipeline:
     """The stage that keeps the state of a step loop; "" where it is the first one."""
     priority: int | None = 0
     """Sessions of a lower one are parked first to make room for others; None: none are."""
+    durable: bool = False
+    """Whether their state is in the host's store as it is after each turn."""
 
     @property
     def entry(self) -> str:

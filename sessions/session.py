@@ -106,6 +106,7 @@ class Session:
         """Whether a client has had control of it."""
         self._held = False
         self._error: ErrorInfo | None = None
+        self._unanswered: dict[str, str] = {}
         self._lifecycle = Lifecycle(self.limits, now_ms)
         record = Record(
             identity.session,
@@ -446,7 +447,7 @@ class Session:
     def _give_up_waiting(self) -> None:
         """A worker did not answer the close, or the directory did not: what they hold of the
         session ends there by their own clocks."""
-        self._stages.give_up()
+        self._unanswered = self._stages.give_up()
         if not self._record.busy:
             self._record.remove()
         if self._record.busy:
@@ -463,7 +464,7 @@ class Session:
             return
         assert self._lifecycle.reason is not None
         self._lifecycle.move(Trigger.RELEASED, self._now_ms)
-        self._actions.append(Released(self._lifecycle.reason))
+        self._actions.append(Released(self._lifecycle.reason, self._unanswered))
 
     # What the parts call
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protocol.errors import CapacityExceeded, ErrorInfo, SessionStateLost
-from protocol.messages import Answer, Fence, RoomWanted
+from protocol.messages import Answer, Fence, RoomWanted, SnapshotTaken
 from sessions.actions import (
     Action,
+    NotRestored,
     Reported,
     StageBound,
     StageCrowded,
@@ -18,7 +19,7 @@ from sessions.actions import (
     Unbind,
 )
 from sessions.bindings import Binding, BindingState
-from sessions.client import Origin, Parked, Parking, Restored, Restoring
+from sessions.client import Origin, Parked, Parking, Restored, Restoring, SnapshotFailed
 from sessions.lifecycle import CloseReason, Lifecycle, State
 from sessions.machine import Machine
 from sessions.pipeline import Pipeline
@@ -70,6 +71,7 @@ class Stages:
                 pipeline.output_edge(stage),
                 tenant=tenant,
                 priority=pipeline.priority,
+                durable_until_s=expires_at_s if pipeline.durable else None,
                 peer=lambda of: bindings[of],
             )
 
@@ -163,11 +165,18 @@ class Stages:
         for binding in reversed(self._bindings.values()):
             binding.close(reason.value)
 
-    def give_up(self) -> None:
-        """Wait for no worker any longer: what it holds of the session ends by its own clock."""
+    def give_up(self) -> dict[str, str]:
+        """Wait for no worker any longer: what it holds of the session ends by its own clock.
+
+        The stages whose workers were told to close it, and the ids of those commands.
+        """
+        unanswered = {}
         for binding in self._bindings.values():
+            if (command := binding.closing) is not None:
+                unanswered[binding.stage] = command
             if not binding.freed:
                 binding.lost()
+        return unanswered
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
@@ -186,6 +195,13 @@ class Stages:
                 binding.wake_if_wanted()
             else:
                 binding.bind()
+            return
+        if self._lifecycle.live and binding.restorable and not unapplied_bytes:
+            # Whether it is what the session goes on from is known once it is back.
+            binding.restoring = True
+            self._emit(Restoring(stage))
+            self._machine.stage_lost(stage, 0, now_ms, restorable=True)
+            binding.bind()
             return
         binding.forget_parked()
         if self._lifecycle.state is State.OPENING:
@@ -206,6 +222,9 @@ class Stages:
             self._command_answered(binding, report, now_ms)
         elif isinstance(report, RoomWanted):
             binding.want_room(now_ms)
+        elif isinstance(report, SnapshotTaken):
+            if not binding.snapshot_taken(report) and self._lifecycle.live:
+                self._snapshot_failed(binding, report)
         elif self._lifecycle.live and binding.ready:
             self._machine.report(binding.stage, report, now_ms)
 
@@ -229,9 +248,14 @@ class Stages:
         parking = binding.state is BindingState.PARKING
         if parking and self._lifecycle.live and _state_is_lost(answer):
             # The worker does not have the session any more, and nobody has said so before.
-            binding.forget_parked()
+            if not binding.restorable:
+                binding.forget_parked()
             self._lost(binding, now_ms)
             return
+        if restored and not parking and self._lifecycle.live and answer.error is None:
+            # Before anything that waits for it runs on it.
+            step = answer.result.get("committed_step", 0)
+            self._machine.stage_restored(stage, step, now_ms)
         error = binding.answered(answer)
         if self._lifecycle.state is State.OPENING:
             if error is not None:
@@ -274,9 +298,14 @@ class Stages:
             self._machine.stage_refused(stage, error, now_ms)
             self._emit(Parked(stage))
             return
+        self._act(NotRestored(stage, error))
         binding.forget_parked()
-        self._machine.stage_lost(stage, 0, now_ms)
+        self._machine.stage_lost(stage, 0, now_ms, reason=error.message)
         binding.bind()
+
+    def _snapshot_failed(self, binding: Binding, taken: SnapshotTaken) -> None:
+        if taken.error is not None:
+            self._emit(SnapshotFailed(binding.stage, taken.error))
 
     def _settings_of(self, stage: str) -> Callable[[], dict[str, Any]]:
         return lambda: self._machine.stage_settings(stage)

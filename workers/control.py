@@ -8,6 +8,7 @@ accepted (epoch, owner) excludes lower epochs and other owners of the same epoch
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from protocol.errors import (
     AntiphonError,
@@ -32,6 +33,7 @@ from protocol.messages import (
     RoomWanted,
     Run,
     Signal,
+    SnapshotOrder,
     StageEvent,
     Stop,
     TurnEnded,
@@ -64,6 +66,7 @@ from workers.control_events import (
     OutputRefused,
     SendOutput,
     SendReport,
+    SessionFreed,
     SessionMeasured,
     Settle,
     ShuttingDown,
@@ -75,6 +78,13 @@ from workers.reopens import Reopens
 from workers.rooms import Rooms
 from workers.session_control import Declare, SessionControl, SessionState
 from workers.turn_control import Totals, payloads_of
+
+
+class _Stored(NamedTuple):
+    """Whose session is in the store, and what removes it."""
+
+    owner: str
+    forget: ForgetParked
 
 
 class Control:
@@ -99,7 +109,7 @@ class Control:
         self._gone_ms: dict[str, float] = {}
         self._fences: OrderedDict[str, tuple[int, str]] = OrderedDict()
         # Whose sessions are in the store, and how long ago who had them has gone.
-        self._parked: OrderedDict[str, str] = OrderedDict()
+        self._parked: OrderedDict[str, _Stored] = OrderedDict()
         self._parked_alone_ms: dict[str, float] = {}
         self._past_opens: OrderedDict[tuple[Fence, str], Answer] = OrderedDict()
         """What was answered to the opens of sessions that are here no more."""
@@ -231,6 +241,7 @@ class Control:
         self,
         session: SessionControl,
         event: OperationDone
+        | SessionFreed
         | InputFailed
         | InputTaken
         | Emitted
@@ -243,6 +254,8 @@ class Control:
         match event:
             case OperationDone():
                 session.operation_done(event, now_ms)
+            case SessionFreed():
+                session.freed(event.error, now_ms)
             case Emitted():
                 # Whose output is the longest ago goes on first when a link has room again.
                 self._sessions[event.session] = self._sessions.pop(event.session)
@@ -307,6 +320,11 @@ class Control:
                 session.turns.acknowledge(command)
             case Replay():
                 session.replay(command)
+            case Close() if SnapshotOrder(fence.epoch, command.opening) < session.opened_as:
+                # It is about what an earlier opening has stored.
+                forget = ForgetParked(fence.session, fence.epoch, command.opening)
+                self._actions.append(forget)
+                self._report(gateway, Answer(fence.session, command.command))
             case Close():
                 self._reopens.refuse(fence.session)
                 session.close(command.command, now_ms)
@@ -317,6 +335,7 @@ class Control:
         self._note(session, now_ms)
 
     def _command_unknown(self, gateway: str, command: Command, now_ms: float) -> None:
+        fence = command.fence
         match command:
             case Open() if self._stopping:
                 self._refuse(gateway, command, CapacityExceeded("this worker is stopping"))
@@ -325,15 +344,16 @@ class Control:
                 self._refuse(gateway, command, error)
             case Open() if len(self._sessions) >= self._limits.sessions:
                 self._refuse(gateway, command, CapacityExceeded("this worker is full"))
-            case Open(restore=False) if (reason := self._compute.refusal()) is not None:
+            case Open(restore=None) if (reason := self._compute.refusal()) is not None:
                 self._refuse(gateway, command, CapacityExceeded(reason))
             case Open():
                 self._open(command, now_ms)
             case Close():
-                self._remember_fence(command.fence)
-                self._parked.pop(command.fence.session, None)
-                self._actions.append(ForgetParked(command.fence.session))
-                self._report(gateway, Answer(command.fence.session, command.command))
+                self._remember_fence(fence)
+                self._parked.pop(fence.session, None)
+                forget = ForgetParked(fence.session, fence.epoch, command.opening)
+                self._actions.append(forget)
+                self._report(gateway, Answer(fence.session, command.command))
             case _:
                 self._refuse(gateway, command, SessionStateLost("this worker has no such session"))
 
@@ -398,7 +418,7 @@ class Control:
         self._gateways.discard(gateway)
         self._link_crowded(gateway, False)
         self._reopens.gateway_gone(gateway)
-        if gateway in self._parked.values():
+        if any(stored.owner == gateway for stored in self._parked.values()):
             self._parked_alone_ms[gateway] = now_ms
         owned = [s for s in self._sessions.values() if s.owner == gateway]
         if owned:
@@ -440,9 +460,10 @@ class Control:
         for gateway, gone_ms in list(self._parked_alone_ms.items()):
             if now_ms >= gone_ms + self._limits.parked_alone_ms:
                 del self._parked_alone_ms[gateway]
-                for name in [name for name, owner in self._parked.items() if owner == gateway]:
-                    del self._parked[name]
-                    self._actions.append(ForgetParked(name))
+                for name, stored in list(self._parked.items()):
+                    if stored.owner == gateway:
+                        del self._parked[name]
+                        self._actions.append(stored.forget)
 
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
@@ -451,7 +472,9 @@ class Control:
             self._sessions.pop(name, None)
             self._compute.sessions(len(self._sessions), now_ms)
             if session.parked:
-                self._parked[name] = session.owner
+                self._parked[name] = _Stored(session.owner, session.forget_parked)
+                if session.owner not in self._gateways:
+                    self._parked_alone_ms.setdefault(session.owner, now_ms)
                 if len(self._parked) > self._limits.remembered_fences:
                     self._parked.popitem(last=False)
             if session.opened is not None:

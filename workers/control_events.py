@@ -12,7 +12,7 @@ import msgspec
 from protocol.connectors import Descriptor
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
-from protocol.messages import Command, Report
+from protocol.messages import Command, Report, SnapshotOrder
 from protocol.payloads import Payload
 from sessions.compute import ComputeSample
 from workers.retention import RetentionLimits
@@ -25,7 +25,9 @@ class ControlLimits:
     `gap_ms`: how long later input waits for what is missing before it; then the missing
     stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
     `room_answer_ms`: how long one of them may take to begin with it before another is asked.
-    `cancel_ms`: how long an engine may take to stop a turn. Output of more than
+    `cancel_ms`: how long an engine may take to stop a turn. `close_again_ms`: when an engine
+    that could not close a session is asked again; after each failure it is twice as long, up to
+    `close_again_most_ms`. Output of more than
     `twice_over_bytes` is in memory twice: kept, and in memory of its own for its readers.
     `owner_gone_ms`: how long sessions outlive the link to their gateway, and
     `parked_alone_ms` what is parked of them.
@@ -43,6 +45,8 @@ class ControlLimits:
     lanes: int = 256
     twice_over_bytes: int = 32 * 1024 * 1024
     cancel_ms: float = 10_000.0
+    close_again_ms: float = 500.0
+    close_again_most_ms: float = 60_000.0
     room_ms: float = 5_000.0
     room_answer_ms: float = 1_000.0
     owner_gone_ms: float = 30_000.0
@@ -108,6 +112,14 @@ class OperationDone(msgspec.Struct, frozen=True):
     session: str
     error: ErrorInfo | None = None
     result: dict[str, Any] = {}
+
+
+class SessionFreed(msgspec.Struct, frozen=True):
+    """The engine's session is closed, or with `error` it could not be: it still holds what it
+    has, and is to be closed again."""
+
+    session: str
+    error: ErrorInfo | None = None
 
 
 class SessionMeasured(msgspec.Struct, frozen=True):
@@ -212,6 +224,7 @@ Event = (
     | LinkCrowded
     | EngineReady
     | OperationDone
+    | SessionFreed
     | SessionMeasured
     | ComputeMeasured
     | InputFailed
@@ -229,6 +242,17 @@ Event = (
 # Actions
 
 
+class Restore(msgspec.Struct, frozen=True):
+    """The snapshot to begin with: `wanted`, or a newer one. From now on it is `taken`.
+
+    With `stays` it remains in the store; otherwise it goes once it has been restored.
+    """
+
+    wanted: SnapshotOrder
+    taken: SnapshotOrder
+    stays: bool = False
+
+
 class OpenSession(msgspec.Struct, frozen=True):
     """Make the engine's session, from its parked state if so; answer with `OperationDone`.
 
@@ -241,24 +265,30 @@ class OpenSession(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     owner: str
     output: OutputEdge | None = None
-    restore: bool = False
+    restore: Restore | None = None
 
 
 class ParkSession(msgspec.Struct, frozen=True):
     """Write the session's state into the store, where it stays until `expires_at_s`.
 
-    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes.
+    Answer with `OperationDone`, whose result says under `parked` how many bytes it takes. It
+    takes the place of what is older than `order`, and of nothing that is newer. With `stays`
+    the session goes on afterwards, and no turn begins before that.
     """
 
     session: str
+    order: SnapshotOrder
     step: int
     expires_at_s: int
+    stays: bool = False
 
 
 class ForgetParked(msgspec.Struct, frozen=True):
-    """Nobody will restore what is parked of this session."""
+    """Nobody will restore what is parked of this session, up to `opening` of its epoch."""
 
     session: str
+    epoch: int
+    opening: int
 
 
 class ConfigureSession(msgspec.Struct, frozen=True):
@@ -363,7 +393,7 @@ class AbandonTurn(msgspec.Struct, frozen=True):
 
 
 class FreeSession(msgspec.Struct, frozen=True):
-    """Close the engine's session."""
+    """Close the engine's session; answer with `SessionFreed`."""
 
     session: str
 

@@ -135,7 +135,11 @@ class EngineSession(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything that the session holds. Running turns are cancelled before."""
+        """Free everything that the session holds. Running turns are cancelled before.
+
+        If it raises what was declared for the session stays reserved, and it is called again
+        after a while, until it does not.
+        """
 
 
 class ParkableSession(EngineSession):
@@ -148,8 +152,8 @@ class ParkableSession(EngineSession):
     async def snapshot(self, path: Path) -> None:
         """Write the session's state to a new file at `path`, where none is yet.
 
-        No turn runs meanwhile and nothing is applied; afterwards the session is closed, or
-        goes on as it was if this raises or is cancelled. Whoever restores it gets the same
+        No turn runs meanwhile and nothing is applied; afterwards the session is closed or goes
+        on as it was, also if this raises or is cancelled. Whoever restores it gets the same
         state to the last bit of what later turns depend on.
         """
 

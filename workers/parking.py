@@ -7,6 +7,7 @@ to be undone comes after what it undoes, however soon whoever waited was cancell
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 import structlog
 
 from protocol.errors import SessionStateLost
+from protocol.messages import SnapshotOrder
+from workers.control_events import ForgetParked, ParkSession, Restore
 from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession
 from workers.snapshots import SnapshotStore, Taken
 
@@ -35,43 +38,44 @@ class Parking:
         # What an earlier deployment left, or a worker that was killed, is in nobody's way.
         self._aside(lambda: store.sweep(time.time()))
 
-    async def park(
-        self,
-        session: str,
-        state: ParkableSession,
-        size_bytes: int,
-        step: int,
-        expires_at_s: int,
-    ) -> int:
-        """Write the state of `session`, which takes about `size_bytes`; the bytes of the file.
+    async def park(self, action: ParkSession, state: ParkableSession, size_bytes: int) -> int:
+        """Write a session's state, which takes about `size_bytes`; the bytes of the file.
 
-        Raises CapacityExceeded where the store has no room, and what the engine raises.
-        Then, and when it is cancelled, nothing is left of it.
+        Raises CapacityExceeded where the store has no room, Fenced where it has a newer state
+        of the session, and what the engine raises. Then nothing is left of it; cancelled, one
+        that was to stay may be there.
         """
-        store = self._store
+        store, session = self._store, action.session
         draft = await self._in_thread(
             lambda: store.begin(session, self._stage, size_bytes), undo=store.abandon
         )
+
+        def undo(_: int) -> None:
+            if not action.stays:
+                store.remove(session, self._stage, action.order)
+
         try:
             await state.snapshot(draft.path)
             return await self._in_thread(
                 lambda: store.commit(
                     draft,
+                    order=action.order,
                     engine=self._kind,
                     weights=self._engine.weights(),
-                    step=step,
-                    expires_at_s=expires_at_s,
+                    step=action.step,
+                    expires_at_s=action.expires_at_s,
                 ),
-                undo=lambda _: store.remove(session, self._stage),
+                undo=undo,
             )
         except BaseException:
             self._aside(lambda: store.abandon(draft))
             raise
 
     async def restore(
-        self, session: str, settings: dict[str, Any], emit: EmitEvent
+        self, session: str, settings: dict[str, Any], emit: EmitEvent, restore: Restore
     ) -> tuple[EngineSession, int]:
-        """A session with the state that was parked, and the step it is at; it is parked no more.
+        """A session with the state that was parked, and the step it is at; it is parked no
+        more, unless it `stays`.
 
         Raises SessionStateLost when there is none that fits, and as the engine's `open` does:
         then it stays parked.
@@ -80,21 +84,30 @@ class Parking:
         try:
             taken = await self._in_thread(
                 lambda: store.take(
-                    session, self._stage, engine=self._kind, weights=engine.weights()
+                    session,
+                    self._stage,
+                    wanted=restore.wanted,
+                    taken=restore.taken,
+                    engine=self._kind,
+                    weights=engine.weights(),
                 ),
                 undo=Taken.close,
             )
             with taken:
                 state = await engine.restore(session, settings, emit, taken.path)
         except SessionStateLost:
-            self.forget(session)
+            self._remove(session, restore.taken)
             raise
-        self.forget(session)
+        if not restore.stays:
+            self._remove(session, restore.taken)
         return state, taken.step or 0
 
-    def forget(self, session: str) -> None:
-        """Remove what is parked of `session`, if anything is."""
-        self._aside(lambda: self._store.remove(session, self._stage))
+    def forget(self, action: ForgetParked) -> None:
+        """Remove what is parked of a session, if anything is."""
+        self._remove(action.session, SnapshotOrder(action.epoch, action.opening, sys.maxsize))
+
+    def _remove(self, session: str, through: SnapshotOrder) -> None:
+        self._aside(lambda: self._store.remove(session, self._stage, through))
 
     async def settled(self) -> None:
         """Wait for what was to be written or removed."""

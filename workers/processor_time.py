@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from protocol.config import AUTO_CORES
+from protocol.compute_use import AUTO_CORES
 from sessions.compute import ComputeSample
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec.structs import replace
+
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -32,6 +34,8 @@ from protocol.messages import (
     Report,
     Run,
     Signal,
+    SnapshotOrder,
+    SnapshotTaken,
     StageEvent,
     TurnStatus,
     Update,
@@ -49,6 +53,7 @@ from workers.control_events import (
     OpenSession,
     OperationDone,
     ParkSession,
+    Restore,
     SendOutput,
     SignalSession,
 )
@@ -105,14 +110,25 @@ class SessionControl:
     """When the state could last not be put away."""
     _stored: bool = False
     """Whether the state may be in the store."""
+    _snapshots: int = 0
+    _snapshot_due: bool = False
+    """Whether the state has changed since it was stored."""
+    _snapshot_order: SnapshotOrder | None = None
+    """That of the one that is being written."""
+    _snapshot_failed: bool = False
     _no_room: OutOfBytes | None = None
     _busy: str | None = None
     _reserving: bool = False
     _resetting: bool = False
     _input: InputOrder = field(default_factory=InputOrder)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
-    _closers: list[str] = field(default_factory=list)
+    _closers: list[tuple[str, str]] = field(default_factory=list)
+    """Who has it closed, by which command: they are answered, whoever owns it by then."""
     _close_by_ms: float = 0.0
+    _freeing: bool = False
+    """Whether the engine was told to close it."""
+    _free_failures: int = 0
+    _free_again_ms: float | None = None
 
     def __post_init__(self) -> None:
         self._mailbox = Mailbox(self.totals)
@@ -203,11 +219,11 @@ class SessionControl:
             if command is not None:
                 assert self._opening is not None
                 if self._opening.restore:
-                    self.act(ForgetParked(self.session))
+                    self.act(self.forget_parked)
                 self.report(self.owner, Answer(self.session, command))
             return
-        if command is not None and command not in self._closers:
-            self._closers.append(command)
+        if command is not None and (self.owner, command) not in self._closers:
+            self._closers.append((self.owner, command))
         if self.state is not SessionState.CLOSING:
             self.state = SessionState.CLOSING
             self._close_by_ms = now_ms + self.limits.cancel_ms
@@ -233,9 +249,24 @@ class SessionControl:
         return "" if self._opening is None else self._opening.tenant
 
     @property
+    def opened_as(self) -> SnapshotOrder:
+        """Which opening of the stage it is: the 0th of an owner who has taken it over."""
+        opened = self._opening
+        if opened is None or opened.fence.epoch != self.epoch:
+            return SnapshotOrder(self.epoch, 0)
+        return SnapshotOrder(self.epoch, opened.opening)
+
+    @property
+    def forget_parked(self) -> ForgetParked:
+        """What removes all that is stored of it."""
+        return ForgetParked(self.session, self.opened_as.epoch, self.opened_as.opening)
+
+    @property
     def leaving(self) -> bool:
-        """Whether it makes room already: it is being parked or closed."""
-        return self.parking or self.state is SessionState.CLOSING
+        """Whether it makes room already: it is being parked or closed, and the engine has not
+        failed at that."""
+        closing = self.state is SessionState.CLOSING and not self._free_failures
+        return self.parking or closing
 
     @property
     def opening(self) -> bool:
@@ -269,7 +300,10 @@ class SessionControl:
         assert opened is not None
         self._no_room = None
         if self._reserved(opened.settings, now_ms):
-            self._stored = opened.restore
+            restore = None
+            if opened.restore is not None:
+                restore = Restore(opened.restore, self.opened_as, self._durable)
+            self._stored = restore is not None
             self.act(
                 OpenSession(
                     self.session,
@@ -277,7 +311,7 @@ class SessionControl:
                     opened.settings,
                     self.owner,
                     opened.output,
-                    opened.restore,
+                    restore,
                 )
             )
         return self._no_room is None
@@ -296,11 +330,15 @@ class SessionControl:
         if command is None:
             raise ValueError(f"session {event.session} has no operation in progress")
         self.totals.progress += 1
+        if (order := self._snapshot_order) is not None:
+            self._snapshot_done(order, event.error, now_ms)
+            return
         self.progress_ms = now_ms
         opening = self.state is SessionState.OPENING
         parking, self.parking = self.parking, False
         # After a park that succeeded, and after a restore that failed.
-        self._stored = self._stored and parking == (event.error is None)
+        stays = self._durable or parking == (event.error is None)
+        self._stored = self._stored and stays
         if parking:
             self._kept_ms = None if event.error is None else now_ms
         result = event.result
@@ -313,6 +351,7 @@ class SessionControl:
         if self._resetting and event.error is None:
             result = {**result, "committed_step": 0}
             self.turns.begin_anew()
+            self._snapshot_due = True
         self._resetting = False
         if opening and event.error is None:
             self._parks = result.get("parks", False)
@@ -343,7 +382,7 @@ class SessionControl:
         if self.gap_since_ms is not None:
             times.append(self.gap_since_ms + self.limits.gap_ms)
         if self.state is SessionState.CLOSING:
-            times.append(self._close_by_ms)
+            times.append(self._free_again_ms if self._freeing else self._close_by_ms)
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now_ms: float) -> None:
@@ -351,6 +390,9 @@ class SessionControl:
         self.turns.tick(now_ms)
         if self.gap_since_ms is not None and now_ms >= self.gap_since_ms + self.limits.gap_ms:
             self._give_up_gap(now_ms)
+        if self._free_again_ms is not None and now_ms >= self._free_again_ms:
+            self._free_again_ms = None
+            self.act(FreeSession(self.session))
         if self.state is SessionState.CLOSING and now_ms >= self._close_by_ms:
             self._busy = None
         self._finish_closing()
@@ -369,11 +411,13 @@ class SessionControl:
             self.owner,
             self.state.value,
             self._close_by_ms if self.state is SessionState.CLOSING else None,
+            (self._freeing, self._free_failures, self._free_again_ms),
             tuple(self._closers),
             (self._busy, self._resetting),
             (self.unsaid, self.gap_since_ms),
             (self.priority, self._parks, self._no_room is not None),
             (self.parking, self._stored, self._kept_ms),
+            (self._snapshots, self._snapshot_due, self._snapshot_order, self._snapshot_failed),
             self._mailbox.freeze(),
             self._input.freeze(),
             tuple(self._answers.items()),
@@ -384,6 +428,7 @@ class SessionControl:
 
     def _pump(self, now_ms: float) -> None:
         """Carry out, in order, what nothing stands before any more."""
+        self._snapshot_if_due()
         while self._busy is None and self.state in (SessionState.OPENING, SessionState.OPEN):
             head = self._mailbox.head
             if head is None or self._input.received < head.barrier:
@@ -447,7 +492,8 @@ class SessionControl:
             case Park(command=command, expires_at_s=expires_at_s):
                 self._busy = command
                 self.parking = self._stored = True
-                self.act(ParkSession(self.session, self.turns.steps.committed, expires_at_s))
+                step = self.turns.steps.committed
+                self.act(ParkSession(self.session, self._next_order(), step, expires_at_s))
             case Configure() | Signal() as control if (
                 error := self._unusable(control)
             ) is not None:
@@ -467,6 +513,48 @@ class SessionControl:
                 self.turns.start(run, self.epoch, waiting.received_ms, now_ms)
             case Feed() as feed:
                 self.turns.feed(feed, now_ms)
+
+    @property
+    def _durable(self) -> bool:
+        """Whether its state is to be in the store as it is after each turn."""
+        return self._opening is not None and self._opening.durable_until_s is not None
+
+    def _next_order(self) -> SnapshotOrder:
+        self._snapshots += 1
+        return replace(self.opened_as, number=self._snapshots)
+
+    def _snapshot_if_due(self) -> None:
+        """Store the state between two turns: what comes waits for that, and nothing before."""
+        if (
+            not self._snapshot_due
+            or self.state is not SessionState.OPEN
+            or self._busy is not None
+            or self.turns
+        ):
+            return
+        self._snapshot_due = False
+        # What came of stream input after it would be missing from it.
+        if not self._durable or not self._parks or self._input.received or self.turns.steps.lost:
+            return
+        assert self._opening is not None
+        assert self._opening.durable_until_s is not None
+        self._busy = "snapshot"
+        self._stored = True
+        self._snapshot_order = order = self._next_order()
+        until_s, step = self._opening.durable_until_s, self.turns.steps.committed
+        self.act(ParkSession(self.session, order, step, until_s, stays=True))
+
+    def _snapshot_done(self, order: SnapshotOrder, error: ErrorInfo | None, now_ms: float) -> None:
+        """The state is in the store, or an earlier one still is, if there is any."""
+        self._snapshot_order = None
+        if error is None or not self._snapshot_failed:
+            step = self.turns.steps.committed
+            self.report(self.owner, SnapshotTaken(self.session, order, step, error))
+        self._snapshot_failed = error is not None
+        if self.state is SessionState.CLOSING:
+            self._finish_closing()
+        else:
+            self._pump(now_ms)
 
     def _reserved(self, settings: dict[str, Any], now_ms: float) -> bool:
         """Reserve what the engine declares for `settings`; else the command is answered."""
@@ -559,19 +647,38 @@ class SessionControl:
     def _finish_closing(self) -> None:
         if self.state is not SessionState.CLOSING or self.turns or self._busy is not None:
             return
-        self._free()
-        if self._stored:
-            self.act(ForgetParked(self.session))
-        for command in self._closers:
-            self.report(self.owner, Answer(self.session, command))
+        if not self._freeing:
+            self._free()
 
     def _free(self) -> None:
-        self.state = SessionState.CLOSED
+        self.state = SessionState.CLOSING
+        self._freeing = True
         self.turns.clear()
         self.act(FreeSession(self.session))
 
-    def _turn_over(self, now_ms: float) -> None:
+    def freed(self, error: ErrorInfo | None, now_ms: float) -> None:
+        """The engine holds nothing of it any more, or could not close it: it is asked again."""
+        if error is not None:
+            limits = self.limits
+            after_ms = limits.close_again_ms * 2 ** min(self._free_failures, 20)
+            self._free_failures += 1
+            self._free_again_ms = now_ms + min(after_ms, limits.close_again_most_ms)
+            return
+        self.state = SessionState.CLOSED
+        self.totals.progress += 1
+        if not self._closers and (self.parked or self._durable):
+            # Whoever owns it has not ended it: it goes on from there.
+            self.parked = self._stored
+            return
+        self.parked = False
+        if self._stored or self._durable:
+            self.act(self.forget_parked)
+        for gateway, command in self._closers:
+            self.report(gateway, Answer(self.session, command))
+
+    def _turn_over(self, changed: bool, now_ms: float) -> None:
         self.progress_ms = now_ms
+        self._snapshot_due = self._snapshot_due or changed
         self._pump(now_ms)
         self._finish_closing()
 

@@ -6,7 +6,7 @@ All files of one snapshot begin with the same random id:
                      snapshot is made, and locked by the process that makes it
     ID.state         what the engine writes
     ID.meta          the meta data as it is written
-    ID.DEPLOYMENT.KEY.GENERATION.EXPIRES.parked
+    ID.DEPLOYMENT.KEY.EPOCH.OPENING.NUMBER.EXPIRES.parked
                      the meta data, renamed: from that instant on there is a snapshot. The
                      name says all that it takes to find it and to sweep it.
 
@@ -36,12 +36,13 @@ from pathlib import Path
 import msgspec
 
 from protocol.errors import CapacityExceeded, ConfigError
+from protocol.messages import SnapshotOrder
 
 _BLOCK_BYTES = 4096
 _READ_BYTES = 1024 * 1024
 _ID = re.compile(r"[0-9a-f]{16}\.")
 _PARKED = re.compile(
-    r"[0-9a-f]{16}\.([0-9a-f]{16})\.([0-9a-f]{32})\.([0-9]{1,19})\.([0-9]{1,19})\.parked"
+    r"[0-9a-f]{16}\.([0-9a-f]{16})\.([0-9a-f]{32})" + r"\.([0-9]{1,19})" * 4 + r"\.parked"
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -52,7 +53,7 @@ class Label(msgspec.Struct, frozen=True):
 
     deployment: str
     key: str
-    generation: int
+    order: SnapshotOrder
     expires_ms: int
 
 
@@ -97,11 +98,15 @@ class Files:
 
     def park(self, label: Label) -> None:
         """From now on there is a snapshot."""
-        made = self.meta
-        self.label = label
-        os.rename(made, self.meta)
-        self.sizes[self._meta_name] = self.sizes.pop(made.name)
+        self.relabel(label)
         self.tidy()
+
+    def relabel(self, label: Label) -> None:
+        """It is another one from now on."""
+        before = self.meta
+        self.label = label
+        os.rename(before, self.meta)
+        self.sizes[self._meta_name] = self.sizes.pop(before.name)
 
     def tidy(self) -> None:
         """Remove what only the making of the snapshot needed."""
@@ -124,8 +129,9 @@ class Files:
     def _meta_name(self) -> str:
         if (label := self.label) is None:
             return f"{self.id}.meta"
-        words = (label.deployment, label.key, label.generation, label.expires_ms)
-        return ".".join([self.id, *map(str, words), "parked"])
+        order = label.order
+        words = (label.deployment, label.key, order.epoch, order.opening, order.number)
+        return ".".join([self.id, *map(str, words), str(label.expires_ms), "parked"])
 
     def _remove(self, names: set[str]) -> None:
         for name in names:
@@ -157,10 +163,11 @@ class Directory:
     Raises ConfigError, now or later, when it cannot be made or others have access to it.
     """
 
-    def __init__(self, path: str, budget_bytes: int) -> None:
+    def __init__(self, path: str, budget_bytes: int, name: str) -> None:
         given = Path(path).absolute()
         self.path = given.parent.resolve() / given.name
         self.budget_bytes = budget_bytes
+        self.name = name
         with self._opened() as handle:
             status = os.fstat(handle)
         self.identity = (status.st_dev, status.st_ino)
@@ -198,7 +205,8 @@ class Directory:
                 files = found.files.setdefault(owner, Files(self.path, owner))
                 files.sizes[entry.name] = size
                 if (words := _PARKED.fullmatch(entry.name)) is not None:
-                    files.label = Label(words[1], words[2], int(words[3]), int(words[4]))
+                    order = SnapshotOrder(int(words[3]), int(words[4]), int(words[5]))
+                    files.label = Label(words[1], words[2], order, int(words[6]))
         return found
 
     def room_bytes(self) -> int:
@@ -217,7 +225,7 @@ class Directory:
         """
         owner = secrets.token_hex(8)
         path = Files(self.path, owner).reservation
-        with room_required(), contextlib.ExitStack() as undo:
+        with room_required(self.name), contextlib.ExitStack() as undo:
             lock = io.FileIO(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+")
             undo.callback(path.unlink)
             undo.enter_context(lock)
@@ -243,14 +251,14 @@ class Directory:
 
 
 @contextmanager
-def room_required() -> Iterator[None]:
-    """Turn the errors of a file system without room into CapacityExceeded."""
+def room_required(name: str) -> Iterator[None]:
+    """Turn the errors of a file system without room into CapacityExceeded, which names it."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        reason = f"the file system of the snapshot store has no room: {error.strerror}"
+        reason = f"the file system of {name} has no room: {error.strerror}"
         raise CapacityExceeded(reason) from error
 
 

@@ -21,7 +21,14 @@ from typing import Self
 import msgspec
 
 from protocol.device_bytes import binary_size
-from protocol.errors import CapacityExceeded, ConfigError, EngineFailed, SessionStateLost
+from protocol.errors import (
+    CapacityExceeded,
+    ConfigError,
+    EngineFailed,
+    Fenced,
+    SessionStateLost,
+)
+from protocol.messages import SnapshotOrder
 from workers.snapshot_files import (
     Directory,
     Files,
@@ -47,10 +54,14 @@ _LATEST_S = 1e15
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True):
-    """A directory for snapshots, and how many bytes all files in it may take together."""
+    """A directory for snapshots, and how many bytes all files in it may take together.
+
+    `name` is what those who gave it call it.
+    """
 
     path: str
     budget_bytes: int
+    name: str = "the snapshot store"
 
 
 class PlaceUse(msgspec.Struct, frozen=True):
@@ -119,7 +130,9 @@ class SnapshotStore:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directories = [Directory(place.path, place.budget_bytes) for place in places]
+        self._directories = [
+            Directory(place.path, place.budget_bytes, place.name) for place in places
+        ]
         if len({directory.identity for directory in self._directories}) < len(places):
             raise ConfigError("two places for snapshots are the same directory")
         self._deployment = deployment
@@ -147,26 +160,35 @@ class SnapshotStore:
                 else:
                     path = Files(directory.path, owner).state
                     return Draft(session, stage, path, owner, directory, lock)
-        raise refused or _full(needed, most)
+        names = dict.fromkeys(directory.name for directory in self._directories)
+        raise refused or _full(" and ".join(names), needed, most)
 
     def commit(
-        self, draft: Draft, *, weights: str, engine: str, step: int | None, expires_at_s: float
+        self,
+        draft: Draft,
+        *,
+        order: SnapshotOrder,
+        weights: str,
+        engine: str,
+        step: int | None,
+        expires_at_s: float,
     ) -> int:
         """Make the draft the snapshot of its session and stage, instead of any earlier one.
 
         Returns the bytes of what the engine has written; `expires_at_s` is wall-clock time.
-        Raises CapacityExceeded when that is more than was reserved and there is no room for
-        it, or when the file system has none; EngineFailed when there is no file; ValueError
-        when the draft is closed, also while this runs. Then nothing is left of the draft, and
-        an earlier snapshot is as it was.
+        Raises Fenced when a newer one than `order` is there: whoever made that has the
+        session now. Raises CapacityExceeded when it is more than was reserved and there is no
+        room for it, or when the file system has none; EngineFailed when there is no file;
+        ValueError when the draft is closed, also while this runs. Then nothing is left of the
+        draft, and an earlier snapshot is as it was.
         """
         key = SnapshotKey(self._deployment, draft.session, draft.stage, engine)
         try:
-            with room_required():
+            with room_required(draft.directory.name):
                 size, crc32 = _finish_state(draft)
                 meta = SnapshotMeta(key, weights, step, size, crc32)
                 write_file(Files(draft.directory.path, draft.id).meta, meta.encode())
-                self._park(draft, int(min(max(expires_at_s, 0), _LATEST_S) * 1000))
+                self._park(draft, order, int(min(max(expires_at_s, 0), _LATEST_S) * 1000))
                 return size
         except BaseException:
             self.abandon(draft)
@@ -180,18 +202,33 @@ class SnapshotStore:
                 files.drop()
             draft.lock.close()
 
-    def take(self, session: str, stage: str, *, engine: str, weights: str) -> Taken:
+    def take(
+        self,
+        session: str,
+        stage: str,
+        *,
+        wanted: SnapshotOrder,
+        taken: SnapshotOrder,
+        engine: str,
+        weights: str,
+    ) -> Taken:
         """The snapshot of a session and stage, for an engine with these `weights`.
 
-        It stays in the store: call `remove` once it is restored, and close what this returns
-        in any case. Raises SessionStateLost, which says why, when there is none that fits
-        and is whole.
+        It is the `wanted` one or a newer one, and from now on it is the one `taken`: nothing
+        that is older than that takes its place any more. It stays in the store: call `remove`
+        once it is restored, and close what this returns in any case. Raises SessionStateLost,
+        which says why, when there is none that fits and is whole.
         """
         key = SnapshotKey(self._deployment, session, stage, engine)
         with ExitStack() as undo:
             try:
                 with self._locked():
-                    files = self._newest(session, stage)
+                    files, label = self._newest(session, stage)
+                    if not wanted <= label.order <= taken:
+                        raise SessionStateLost(
+                            "the session's snapshot is not the one that is to be restored"
+                        )
+                    files.relabel(msgspec.structs.replace(label, order=taken))
                     meta_file = undo.enter_context(open_file(files.meta))
                     state = undo.enter_context(open_file(files.state))
                     fcntl.flock(state, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -210,13 +247,16 @@ class SnapshotStore:
             undo.pop_all()
         return Taken(files.state, meta.step, state)
 
-    def remove(self, session: str, stage: str) -> None:
-        """There is no snapshot of this session and stage any more. Idempotent."""
+    def remove(self, session: str, stage: str, through: SnapshotOrder) -> None:
+        """There is no snapshot of this session and stage any more that is not newer than
+        `through`. Idempotent."""
         with self._locked():
-            dropped = self._snapshots(session, stage)
-            for files, _ in dropped:
+            dropped = [
+                files for files, label in self._snapshots(session, stage) if label.order <= through
+            ]
+            for files in dropped:
                 files.drop()
-        self._sync(files for files, _ in dropped)
+        self._sync(dropped)
 
     def sweep(self, now_s: float) -> int:
         """Drop what has expired at `now_s` (wall-clock), what belongs to another deployment,
@@ -239,19 +279,21 @@ class SnapshotStore:
                 locks.enter_context(directory.locked())
             yield
 
-    def _park(self, draft: Draft, expires_ms: int) -> None:
+    def _park(self, draft: Draft, order: SnapshotOrder, expires_ms: int) -> None:
         with self._locked():
             _check_open(draft)
             listing = draft.directory.listing()
             files = listing.files[draft.id]
             over = listing.bytes - draft.directory.budget_bytes
             if over > 0 and files.written_bytes > files.reserved_bytes:
-                raise _full(files.written_bytes, files.written_bytes - over)
+                free = files.written_bytes - over
+                raise _full(draft.directory.name, files.written_bytes, free)
             earlier = self._snapshots(draft.session, draft.stage)
-            generation = 1 + max((label.generation for _, label in earlier), default=0)
+            if any(label.order > order for _, label in earlier):
+                raise Fenced("a newer snapshot of the session is in the store")
             key = key_digest(draft.session, draft.stage)
             deployment = deployment_digest(self._deployment)
-            files.park(Label(deployment, key, generation, expires_ms))
+            files.park(Label(deployment, key, order, expires_ms))
             draft.lock.close()
             # Who dies here leaves both, and the newer one counts.
             for other, _ in earlier:
@@ -264,7 +306,7 @@ class SnapshotStore:
         key = key_digest(session, stage)
         return [(files, label) for files, label in _parked(self._all()) if label.key == key]
 
-    def _newest(self, session: str, stage: str) -> Files:
+    def _newest(self, session: str, stage: str) -> tuple[Files, Label]:
         found = self._snapshots(session, stage)
         if not found or found[-1][1].expires_ms <= self._clock() * 1000:
             raise SessionStateLost(
@@ -273,7 +315,7 @@ class SnapshotStore:
         files, label = found[-1]
         if label.deployment != deployment_digest(self._deployment):
             raise SessionStateLost("the session's snapshot belongs to another deployment")
-        return files
+        return files, label
 
     def _all(self) -> list[Files]:
         listings = [directory.listing() for directory in self._directories]
@@ -285,11 +327,11 @@ class SnapshotStore:
             files for files in found if files.label is None and not is_locked(files.reservation)
         ]
         parked = _parked(found)
-        newest = {label.key: label.generation for _, label in parked}
+        newest = {label.key: label.order for _, label in parked}
         deployment = deployment_digest(self._deployment)
         for files, label in parked:
             ended = label.expires_ms <= now_s * 1000 or label.deployment != deployment
-            if label.generation < newest[label.key] or (ended and not is_locked(files.state)):
+            if label.order < newest[label.key] or (ended and not is_locked(files.state)):
                 dropped.append(files)
             else:
                 files.tidy()
@@ -315,9 +357,9 @@ def _use(directory: Directory) -> PlaceUse:
 
 
 def _parked(found: Iterable[Files]) -> list[tuple[Files, Label]]:
-    """The snapshots among them, by generation."""
+    """The snapshots among them, in their order."""
     labelled = [(files, files.label) for files in found if files.label is not None]
-    return sorted(labelled, key=lambda snapshot: snapshot[1].generation)
+    return sorted(labelled, key=lambda snapshot: snapshot[1].order)
 
 
 def _check_open(draft: Draft) -> None:
@@ -338,8 +380,8 @@ def _finish_state(draft: Draft) -> tuple[int, int]:
         return os.fstat(state.fileno()).st_size, checksum(state)
 
 
-def _full(needed_bytes: int, free_bytes: int) -> CapacityExceeded:
+def _full(name: str, needed_bytes: int, free_bytes: int) -> CapacityExceeded:
     return CapacityExceeded(
-        f"the snapshot store is full: {binary_size(needed_bytes)} are needed, "
+        f"no room for the state in {name}: {binary_size(needed_bytes)} are needed, "
         f"and {binary_size(max(free_bytes, 0))} are free"
     )

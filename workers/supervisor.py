@@ -192,11 +192,11 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
     with ExitStack() as held:
         if (memory := _parking_bytes(parking)) and _SHARED_MEMORY.is_dir():
             directory = held.enter_context(private_directory(_SHARED_MEMORY))
-            places.append(SnapshotPlace(str(directory), memory))
+            places.append(SnapshotPlace(str(directory), memory, "parking.memory"))
         if parking.disk is not None:
             directory = parking.disk.expanduser().absolute()
             held.enter_context(_held_disk(directory))
-            places.append(SnapshotPlace(str(directory), int(parking.disk_bytes)))
+            places.append(SnapshotPlace(str(directory), int(parking.disk_bytes), "parking.disk"))
         yield places
 
 

@@ -87,7 +87,8 @@ class TurnControl:
     """The turns of one session, running and ended, with their output and their steps.
 
     `report` and `send_output` go to whoever owns the session now. `ended` is called after the
-    last word about a turn that ran: what waited for it may go on.
+    last word about a turn that ran, with whether it may have changed the session's state: what
+    waited for it may go on.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class TurnControl:
         act: Callable[[Action], None],
         report: Callable[[Report], None],
         send_output: Callable[[int, int, Payload], None],
-        ended: Callable[[float], None],
+        ended: Callable[[bool, float], None],
     ) -> None:
         self.session = session
         self.limits = limits
@@ -397,7 +398,7 @@ class TurnControl:
             void = True
             self._void(turn)
         self._turn_ended(ended, state.lane, void=void, step=answered)
-        self._on_ended(now_ms)
+        self._on_ended(state.step is None or answered is not None, now_ms)
 
     def _turn_ended(
         self, ended: TurnEnded, lane: str, *, void: bool, step: int | None = None

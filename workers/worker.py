@@ -39,6 +39,7 @@ from protocol.messages import (
     Fence,
     Output,
     Report,
+    SnapshotTaken,
     TurnEnded,
     Update,
     WorkerStatus,
@@ -77,8 +78,10 @@ from workers.control_events import (
     PaceTurn,
     ParkSession,
     RepeatTurn,
+    Restore,
     SendOutput,
     SendReport,
+    SessionFreed,
     SessionMeasured,
     Settle,
     ShuttingDown,
@@ -341,22 +344,22 @@ class Worker:
                 self._transfers.void(action.session, action.turn)
             case AbandonTurn():
                 self._turns.abandon(action.session, action.turn)
-            case OpenSession(restore=True):
-                self._move(action.session, self._restore(action))
+            case OpenSession(restore=Restore() as restore):
+                self._move(action.session, self._restore(action, restore))
             case OpenSession():
                 self._operate(action.session, lambda: self._open(action))
             case ParkSession():
-                self._move(action.session, self._park(action))
+                self._move(action.session, self._park(action), logged=not action.stays)
             case ForgetParked():
                 if self._parking is not None:
-                    self._parking.forget(action.session)
+                    self._parking.forget(action)
             case ConfigureSession():
                 self._operate(action.session, lambda: self._configure(action))
             case SignalSession():
                 session = self._sessions[action.session]
                 self._operate(action.session, lambda: session.signal(action.name, action.arguments))
             case FreeSession():
-                self._free(action.session)
+                self._tell(SessionFreed(action.session, self._free(action.session)))
             case Announce():
                 self._endpoint.announce()
             case AttachArena():
@@ -366,6 +369,15 @@ class Worker:
 
     def _send(self, action: SendReport) -> None:
         report = action.report
+        if isinstance(report, SnapshotTaken) and report.error is not None:
+            # As often as the session's owner is told, and not with each turn.
+            _log.warning(
+                "snapshot_failed",
+                session=report.session,
+                step=report.step,
+                code=report.error.code,
+                reason=report.error.message,
+            )
         if not (isinstance(report, TurnEnded) and self._transfers.end(action.gateway, report)):
             self._report(action.gateway, report)
 
@@ -428,12 +440,18 @@ class Worker:
         about = session.describe()
         return {**({"parks": True} if parks else {}), **({"about": about} if about else {})}
 
-    def _move(self, session: str, moving: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    def _move(
+        self, session: str, moving: Coroutine[Any, Any, dict[str, Any]], *, logged: bool = True
+    ) -> None:
         """Park or restore a session, unless it is freed before that is done."""
 
         async def move() -> OperationDone:
             try:
                 return OperationDone(session, None, await moving)
+            except AntiphonError as error:
+                if not logged:
+                    return OperationDone(session, error.info())
+                return OperationDone(session, self._explain(error, session=session))
             except Exception as error:
                 return OperationDone(session, self._explain(error, session=session))
 
@@ -452,16 +470,15 @@ class Worker:
         assert self._parking is not None
         assert isinstance(session, ParkableSession)
         size_bytes = sum(self._ledger.of(action.session).values())
-        size_bytes = await self._parking.park(
-            action.session, session, size_bytes, action.step, action.expires_at_s
-        )
-        return {"parked": size_bytes}
+        return {"parked": await self._parking.park(action, session, size_bytes)}
 
-    async def _restore(self, action: OpenSession) -> dict[str, Any]:
+    async def _restore(self, action: OpenSession, restore: Restore) -> dict[str, Any]:
         if self._parking is None:
             raise SessionStateLost("this worker has no store of parked sessions")
         name = action.session
-        session, step = await self._parking.restore(name, action.settings, self._notice(name))
+        session, step = await self._parking.restore(
+            name, action.settings, self._notice(name), restore
+        )
         return {**self._opened(action, session), "committed_step": step}
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
@@ -477,17 +494,19 @@ class Worker:
         finally:
             self._transfers.discard(action.payload)
 
-    def _free(self, name: str) -> None:
+    def _free(self, name: str) -> ErrorInfo | None:
+        """Close the engine's session; where that fails it stays, and the error is returned."""
         if (moving := self._moving.pop(name, None)) is not None:
             moving.cancel()
-        session = self._sessions.pop(name, None)
         self._transfers.freed(name)
-        if session is None:
-            return
+        if (session := self._sessions.get(name)) is None:
+            return None
         try:
             session.close()
-        except Exception:
-            _log.exception("session_close_failed", session=name)
+        except Exception as error:
+            return self._failed(error, session=name, operation="close").info()
+        del self._sessions[name]
+        return None
 
     def _turn_tells(self, event: Event) -> None:
         if isinstance(event, TurnFinished):

@@ -95,7 +95,8 @@ function listen(url, key, answer, question, onAudio) {
 }
 
 if (globalThis.process?.argv[1]?.endsWith("ask.mjs")) {
-  const [question, url = "http://127.0.0.1:8080", out] = process.argv.slice(2);
+  const port = process.env.ANTIPHON_PORT ?? 8080;
+  const [question, url = `http://127.0.0.1:${port}`, out] = process.argv.slice(2);
   const key = process.env.ANTIPHON_KEY ?? null;
   const answer = await ask({ question, url, key });
   console.log(answer.text);

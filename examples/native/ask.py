@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import wave
 from typing import Any
 
@@ -22,6 +23,7 @@ from websockets.typing import Subprotocol
 
 RATE_HZ = 24_000
 TRIES = 8
+QUEUE_S = 120
 FINAL = {1000, 1008, 4001}
 """Close codes after which coming back is of no use."""
 
@@ -62,7 +64,13 @@ async def ask(url: str, key: str | None, question: str) -> Answer:
     """Open a session, ask, and wait for the whole answer."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers) as http:
-        opened = await http.post("/v1/sessions", json={"limits": {"grace_s": 10}})
+        try:
+            # Where there is a queue the answer comes when there is a place.
+            opened = await http.post(
+                "/v1/sessions", json={"limits": {"grace_s": 10}}, timeout=QUEUE_S
+            )
+        except httpx.TransportError as error:
+            raise SystemExit(f"nobody answers at {url}: {error or 'too slow'}") from None
         if opened.is_error:
             raise SystemExit(f"no session: {opened.json()['error']['message']}")
         answer = Answer(opened.json())
@@ -114,7 +122,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Ask a gateway something.")
     parser.add_argument("question")
-    parser.add_argument("--url", default="http://127.0.0.1:8080")
+    port = os.environ.get("ANTIPHON_PORT", "8080")
+    parser.add_argument("--url", default=f"http://127.0.0.1:{port}")
     parser.add_argument("--key", help="the gateway's key, if it has keys")
     parser.add_argument("--out", help="write what was heard: a WAV file")
     arguments = parser.parse_args()

@@ -37,7 +37,7 @@ from protocol.native.frames import (
     UpdateBody,
 )
 from protocol.native.payloads import NewPayload
-from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
+from protocol.native.steps import Interrupt, RequestInput, Reset, Restore, StepInput
 from protocol.native.wires import (
     MAX_FRAME_BYTES,
     MAX_FREE_BYTES,
@@ -75,6 +75,7 @@ __all__ = [
     "RequestInput",
     "Reset",
     "Respond",
+    "Restore",
     "Retrieve",
     "SessionBody",
     "SessionLimits",

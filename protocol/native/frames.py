@@ -13,10 +13,10 @@ import msgspec
 from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
 from protocol.native.fields import CommandId, Cursor, Ref, Secret
-from protocol.native.steps import Interrupt, RequestInput, Reset, StepInput
+from protocol.native.steps import Interrupt, RequestInput, Reset, Restore, StepInput
 
 Input = DuplexInput | StepInput | RequestInput
-Signals = DuplexSignal | Interrupt | Reset
+Signals = DuplexSignal | Interrupt | Reset | Restore
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

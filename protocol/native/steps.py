@@ -39,6 +39,10 @@ class Interrupt(_Said, frozen=True, tag="interrupt"):
     """Cancel the step in flight. Its answer says whether it was committed before."""
 
 
+class Restore(_Said, frozen=True, tag="restore"):
+    """Go on from the `restorable_step` of the last `state_lost`."""
+
+
 class Reset(_Said, frozen=True, tag="reset"):
     """Begin anew: a step loop at step 0 with what `parameters` say, a conversation empty."""
 

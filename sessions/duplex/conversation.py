@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.payloads import Message
@@ -136,7 +135,7 @@ class Conversation:
 
     def copy(self) -> list[Item]:
         """The items as they are now."""
-        return [replace(item, parts=[replace(part) for part in item.parts]) for item in self._items]
+        return [item.copy() for item in self._items]
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

@@ -7,7 +7,7 @@ in the refusal of a verb (the Realtime `event_id`); it has no other meaning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -75,6 +75,10 @@ class Item:
     role: Role
     status: ItemStatus
     parts: list[Part] = field(default_factory=list)
+
+    def copy(self) -> Item:
+        """The item as it is now: what is told does not change any more."""
+        return replace(self, parts=[replace(part) for part in self.parts])
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,11 @@ class Generation:
                     self.response.id, self._item_id, OUTPUT_INDEX, CONTENT_INDEX, replace(part)
                 )
             )
-            self._emit(OutputItemDone(self.response.id, OUTPUT_INDEX, self._item))
+            done = self._item.copy()
+            self._emit(OutputItemDone(self.response.id, OUTPUT_INDEX, done))
             if self._insert_item is not None:
-                self._emit(ItemDone(self._item, self._previous_id))
-            self.response.output = [self._item]
+                self._emit(ItemDone(done, self._previous_id))
+            self.response.output = [done]
         self._emit(ResponseDone(self.response))
 
     def _release_text(self) -> None:

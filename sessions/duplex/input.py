@@ -282,8 +282,8 @@ class Input:
         item = Item(item_id, Role.USER, ItemStatus.COMPLETED, [part])
         context.emit(InputCommitted(item_id, context.conversation.last_id))
         previous = context.conversation.insert(item)
-        context.emit(ItemAdded(item, previous))
-        context.emit(ItemDone(item, previous))
+        context.emit(ItemAdded(item.copy(), previous))
+        context.emit(ItemDone(item.copy(), previous))
         for dropped in context.conversation.shrink():
             context.emit(ItemDeleted(dropped))
 

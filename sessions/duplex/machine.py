@@ -153,7 +153,7 @@ class DuplexMachine:
                 context.emit(said.ItemDeleted(verb.item_id))
             case said.RetrieveItem():
                 item = conversation.get(verb.item_id, code="item_retrieve_invalid_item_id")
-                context.emit(said.ItemRetrieved(item))
+                context.emit(said.ItemRetrieved(item.copy()))
             case said.TruncateItem():
                 self._truncate(verb)
             case said.CommitInput():
@@ -209,8 +209,8 @@ class DuplexMachine:
                     pcm = part.audio
                 part.audio = None
         previous = context.conversation.insert(item, verb.after)
-        context.emit(said.ItemAdded(item, previous))
-        context.emit(said.ItemDone(item, previous))
+        context.emit(said.ItemAdded(item.copy(), previous))
+        context.emit(said.ItemDone(item.copy(), previous))
         if unheard:
             self._input.hear_item(item, unheard[0], pcm)
 
@@ -230,14 +230,15 @@ class DuplexMachine:
                 f"audio of {length_ms} ms cannot end at {verb.audio_end_ms} ms",
                 field="audio_end_ms",
             )
-        if writing:
-            self._replies.interrupt_current("client_cancelled")
         if playback is not None:
             part.text = playback.spoken_text(verb.audio_end_ms)
         elif verb.audio_end_ms < length_ms:
             # The alignment of an old reply is gone: a proportion of its words is what is left.
             words = (part.text or "").split(" ")
             part.text = " ".join(words[: len(words) * verb.audio_end_ms // length_ms])
+        if writing:
+            # Its closing events tell what was heard of it.
+            self._replies.interrupt_current("client_cancelled")
         part.audio_ms = verb.audio_end_ms
         context.emit(said.ItemTruncated(item.id, verb.content_index, verb.audio_end_ms))
 
@@ -290,7 +291,15 @@ class DuplexMachine:
         self._settings_changed()
         return True
 
-    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+    def stage_lost(
+        self,
+        stage: str,
+        unapplied_bytes: int,
+        now_ms: float,
+        *,
+        restorable: bool = False,
+        reason: str | None = None,
+    ) -> None:
         """The worker of `stage` is gone, with what it held of this session.
 
         Of the stream input it was sent it had not applied `unapplied_bytes`.
@@ -300,6 +309,9 @@ class DuplexMachine:
             self._input.lost(unapplied_bytes)
         self._context.orchestrator.stage_lost(stage)
         self._pump()
+
+    def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
+        """A conversation is said to the stage with each turn: it goes on from any state."""
 
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""

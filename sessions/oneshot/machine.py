@@ -176,11 +176,22 @@ class OneShotMachine:
         """Settings are fixed at the open: a stage that refuses them is of no use."""
         return False
 
-    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+    def stage_lost(
+        self,
+        stage: str,
+        unapplied_bytes: int,
+        now_ms: float,
+        *,
+        restorable: bool = False,
+        reason: str | None = None,
+    ) -> None:
         """The worker of `stage` is gone; nothing is kept there from turn to turn."""
         self._now_ms = now_ms
         self._orchestrator.stage_lost(stage)
         self._pump()
+
+    def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
+        """A request that has not begun needs no state."""
 
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""

@@ -44,7 +44,14 @@ class Reset:
     ref: str | None = None
 
 
-StepVerb = Step | Interrupt | Reset
+@dataclass(frozen=True)
+class Restore:
+    """Go on from the last step of which a snapshot exists, where the state after it is lost."""
+
+    ref: str | None = None
+
+
+StepVerb = Step | Interrupt | Reset | Restore
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,13 @@ class StepSnapshot:
     """What a client that comes back has to know of the loop.
 
     `in_flight` is the step that is under way. With `lost` every step is refused until a
-    reset.
+    reset, or until the state after `restorable_step` is restored, where there is one.
     """
 
     committed_step: int
     lost: bool
     in_flight: int | None
+    restorable_step: int | None = None
 
 
 # Outputs
@@ -91,11 +99,13 @@ class StepFailed:
 class StateLost:
     """The state after `committed_step` is gone: every step is refused until a reset.
 
-    `restorable_step` is the last step of which a snapshot exists, None without one.
+    `restorable_step` is the last step of which a snapshot exists, None without one: a
+    `Restore` goes on from there. `reason` is why what was in the store did not come back.
     """
 
     committed_step: int
     restorable_step: int | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,4 +115,11 @@ class WasReset:
     committed_step: int
 
 
-StepOutput = SessionOutput | StepDone | StepFailed | StateLost | WasReset
+@dataclass(frozen=True)
+class WasRestored:
+    """The state is the one after `committed_step`: what came later never was."""
+
+    committed_step: int
+
+
+StepOutput = SessionOutput | StepDone | StepFailed | StateLost | WasReset | WasRestored

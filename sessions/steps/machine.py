@@ -32,6 +32,7 @@ from sessions.steps.answers import Answers
 from sessions.steps.events import (
     Interrupt,
     Reset,
+    Restore,
     StateLost,
     Step,
     StepDone,
@@ -40,9 +41,10 @@ from sessions.steps.events import (
     StepSnapshot,
     StepVerb,
     WasReset,
+    WasRestored,
 )
 from sessions.steps.flight import Flight, cancelled
-from sessions.steps.refusals import misplaced, state_lost
+from sessions.steps.refusals import misplaced, nothing_to_restore, state_lost
 
 
 @dataclass
@@ -82,6 +84,11 @@ class StepMachine:
         self._answers = Answers()
         self._committed = 0
         self._lost = False
+        self._restorable: int | None = None
+        """Of a state that is lost: the step that the worker holds, or is about to."""
+        self._lost_why: str | None = None
+        self._in_doubt = False
+        """Whether what is stored may be from before a reset or from after it."""
         self._as_opened = True
         """Whether the state after step 0 is what a new worker opens the session with."""
         self._flight: Flight | None = None
@@ -107,13 +114,16 @@ class StepMachine:
         return False
 
     def facts(self) -> dict[str, Any]:
-        """The last step that is committed."""
-        return {"committed_step": self._committed}
+        """The last step that is committed, and the last one that is in the store."""
+        facts: dict[str, Any] = {"committed_step": self._committed}
+        if self._pipeline.durable:
+            facts["restorable_step"] = self._bindings[self._roles.state].restorable_step
+        return facts
 
     def snapshot(self) -> StepSnapshot:
         """Where the loop stands."""
         step = None if self._flight is None else self._flight.verb.step
-        return StepSnapshot(self._committed, self._lost, step)
+        return StepSnapshot(self._committed, self._lost, step, self._restorable)
 
     def stage_settings(self, stage: str) -> dict[str, Any]:
         """The settings with which `stage` opens its part of this session."""
@@ -143,6 +153,8 @@ class StepMachine:
                 self._interrupt()
             case Reset():
                 self._reset(verb)
+            case Restore():
+                self._restore()
             case _:
                 assert_never(verb)
         self._settle()
@@ -163,7 +175,7 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         if self._lost:
-            raise state_lost(self._committed)
+            raise state_lost(self._committed, self._lost_why)
         self._check(verb)
         if self._owed:
             raise CapacityExceeded("read the answers to the steps before this one")
@@ -210,6 +222,21 @@ class StepMachine:
         if self._flight is not None:
             self._stop(self._flight)
         self._go_on_resetting()
+
+    def _restore(self) -> None:
+        """Take the state that the worker has, or is about to have, for what it is."""
+        if self._resetting is not None:
+            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
+        if not self._lost or self._restorable is None:
+            raise nothing_to_restore()
+        if self._flight is not None:
+            raise CapacityExceeded("a step is in flight: wait for its answer")
+        self._pay()
+        self._committed, self._restorable = self._restorable, None
+        self._lost = self._as_opened = False
+        self._answers.clear()
+        self._emit(WasRestored(self._committed))
+        self._progress()
 
     def _go_on_resetting(self) -> None:
         """Ask the worker once the step in flight is over and there is a worker."""
@@ -263,6 +290,9 @@ class StepMachine:
         self._pay()
         self._committed = 0
         self._lost = False
+        self._restorable = None
+        self._in_doubt = False
+        self._bindings[self._roles.state].outdate_snapshot()
         self._as_opened = not resetting.verb.parameters
         self._answers.clear()
         self._emit(WasReset(0))
@@ -277,30 +307,63 @@ class StepMachine:
         """Settings are fixed at the open: a stage that refuses them is of no use."""
         return False
 
-    def stage_lost(self, stage: str, unapplied_bytes: int, now_ms: float) -> None:
+    def stage_lost(
+        self,
+        stage: str,
+        unapplied_bytes: int,
+        now_ms: float,
+        *,
+        restorable: bool = False,
+        reason: str | None = None,
+    ) -> None:
         """The worker of `stage` is gone, with what it held of this session."""
         self._now_ms = now_ms
         self._orchestrator.stage_lost(stage)
         if stage == self._roles.state:
-            self._state_stage_lost()
+            self._state_stage_lost(restorable, reason)
         self._settle()
         self._go_on_resetting()
 
-    def _state_stage_lost(self) -> None:
-        """Its state is gone, unless a new worker begins with the same."""
+    def _state_stage_lost(self, restorable: bool, reason: str | None) -> None:
+        """Its state is gone, unless a new worker begins with the same, or with what is stored
+        of it."""
+        if self._flight is not None:
+            self._flight.state_lost()
+        resetting = self._resetting
+        in_doubt = self._in_doubt or (resetting is not None and resetting.command is not None)
+        self._in_doubt = restorable and in_doubt
+        if not restorable and (self._committed > 0 or not self._as_opened):
+            self._state_is_lost(None, reason)
+        if resetting is not None:
+            resetting.command = None
+
+    def _state_is_lost(self, restorable: int | None, reason: str | None = None) -> None:
+        """The state is not the one after the committed step; there is that after another."""
+        newly = not self._lost or restorable != self._restorable
+        self._lost, self._restorable, self._lost_why = True, restorable, reason
         flight = self._flight
-        newly = not self._lost and (self._committed > 0 or not self._as_opened)
-        self._lost = self._lost or newly
-        if flight is not None:
-            flight.state_lost()
-            if self._lost and flight.flow is None and flight.last_word is None:
-                # It has not come to this stage yet, and must not begin on another state.
-                flight.given_up = state_lost(self._committed).info()
-                self._stop(flight)
-        elif newly:
-            self._emit(StateLost(self._committed, None))
-        if self._resetting is not None:
-            self._resetting.command = None
+        if flight is None:
+            if newly:
+                self._tell_lost()
+        elif flight.flow is None and flight.last_word is None:
+            # It has not come to this stage yet, and must not begin on another state.
+            flight.given_up = state_lost(self._committed, self._lost_why).info()
+            self._stop(flight)
+
+    def _tell_lost(self) -> None:
+        self._emit(StateLost(self._committed, self._restorable, self._lost_why))
+
+    def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
+        """The stage is about to go on from the state in the store, after `step`."""
+        self._now_ms = now_ms
+        if stage != self._roles.state:
+            return
+        if self._in_doubt:
+            self._state_is_lost(None, "a reset may have begun it anew")
+            self._settle()
+        elif self._lost or step != self._committed:
+            self._state_is_lost(step)
+            self._settle()
 
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session, from its beginning."""
@@ -353,7 +416,7 @@ class StepMachine:
         if error is None:
             self._progress()
         if self._lost:
-            self._emit(StateLost(self._committed, None))
+            self._tell_lost()
         self._go_on_resetting()
 
     def _answer(self, step: int) -> None:
@@ -438,6 +501,7 @@ class StepMachine:
             self._answers.freeze(),
             self._committed,
             self._lost,
+            (self._restorable, self._lost_why, self._in_doubt),
             self._as_opened,
             flight and flight.freeze(),
             resetting and (resetting.command, resetting.wait_until_ms),

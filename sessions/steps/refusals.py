@@ -21,6 +21,15 @@ def misplaced(step: int, committed: int) -> InvalidRequest:
     )
 
 
-def state_lost(committed: int) -> SessionStateLost:
+def state_lost(committed: int, why: str | None = None) -> SessionStateLost:
     """Nothing works on the state that came after step `committed` until it begins anew."""
-    return SessionStateLost(f"the state after step {committed} is lost: reset it")
+    reason = "" if why is None else f" ({why})"
+    return SessionStateLost(f"the state after step {committed} is lost{reason}: reset it")
+
+
+def nothing_to_restore() -> InvalidRequest:
+    """Nothing was lost, or there is no snapshot to go on from."""
+    return InvalidRequest(
+        "there is no step to restore: the state is not lost, or no snapshot of it exists",
+        code="nothing_to_restore",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,7 +82,7 @@ def resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError("no VmRSS")
+    raise FileNotFoundError(f"process {pid} has ended")
 
 
 async def test_thirty_clients_in_turn_stay_within_a_budget_for_three(tmp_path: Path) -> None:
@@ -99,6 +101,79 @@ async def test_thirty_clients_in_turn_stay_within_a_budget_for_three(tmp_path: P
             told = await history(http, sessions)
         assert most <= 1.1 * BUDGET_BYTES, f"{most / MIB:.0f} of {BUDGET_BYTES / MIB:.0f} MiB"
         assert told == {2}
+
+
+class Told:
+    """What the clients of one session were told, and the inputs that its state has to know of."""
+
+    def __init__(self, session: dict[str, Any]) -> None:
+        self.session = session
+        self.inputs: list[list[Payload]] = []
+        self.lost = 0
+        self.cancelled = 0
+        self.done = 0
+
+    async def step(self, connection: Stream, *, cancel: bool) -> None:
+        """One more step, or one that is cancelled: what comes is right, or said to be lost."""
+        action = held(len(self.inputs), 3)
+        said = step(len(self.inputs) + 1, action)
+        if cancel:
+            said["parameters"] = {"stall": True}
+        await connection.say("update", input=said)
+        if cancel:
+            await connection.say("signal", signal={"type": "interrupt"})
+        while True:
+            frame = await connection.next()
+            match frame["type"]:
+                case "step_done":
+                    self.inputs.append([action])
+                    (output,) = frame["outputs"]["frames"]
+                    assert output["data"][:32].hex() == checksum_after(self.inputs)
+                    self.done += 1
+                    return
+                case "step_failed" | "refused" if frame["error"]["code"] == "step_cancelled":
+                    assert frame["committed_step"] == len(self.inputs)
+                    self.cancelled += 1
+                    return
+                case "step_failed" | "refused" | "state_lost":
+                    # Its worker was killed: it begins anew only when it says so itself.
+                    await connection.say("signal", signal={"type": "reset"})
+                    await connection.until("was_reset")
+                    self.inputs.clear()
+                    self.lost += 1
+                    return
+
+
+async def test_cancelled_steps_and_killed_workers_restart_no_session_silently(
+    tmp_path: Path,
+) -> None:
+    """Twelve sessions on bytes for three; every step is right from its first one on, or the
+    client was told that the state is gone."""
+    drawn = random.Random(12)
+    with serving(written(tmp_path, memory="2GiB")) as deployment:
+        most = 0
+        async with requests(deployment.base_url) as http:
+            clients = [Told(await opened(http)) for _ in range(12)]
+            for turn in range(40):
+                if turn in (14, 27):
+                    deployment.kill("world-0")
+                told = drawn.choice(clients)
+                async with attached(deployment, told.session) as connection:
+                    await told.step(connection, cancel=drawn.random() < 0.25)
+                    if (pid := deployment.children().get("world-0")) is not None:
+                        # It may just have been killed.
+                        with contextlib.suppress(FileNotFoundError):
+                            most = max(most, await asyncio.to_thread(resident_bytes, pid))
+            steps = [
+                (await http.get(f"/v1/sessions/{told.session['id']}")).json()["facts"]
+                for told in clients
+            ]
+        assert most <= 1.1 * BUDGET_BYTES, f"{most / MIB:.0f} of {BUDGET_BYTES / MIB:.0f} MiB"
+        assert [known["committed_step"] for known in steps] == [len(t.inputs) for t in clients]
+        assert sum(told.done for told in clients) > 20
+        assert sum(told.cancelled for told in clients) > 3
+        # At most the three that were there, each time.
+        assert sum(told.lost for told in clients) <= 6
 
 
 async def history(

@@ -273,6 +273,11 @@ async def test_open_at_a_worker_that_never_answers(
                 assert await cut.run(open_one(it)) is None
             await it.emptied()
             del rules["think"]
+            if silent is not Open:
+                # What it has of the session is nobody's to know, until its link is gone.
+                for replica in it.host._placement.of("think"):
+                    replica.link.start_afresh()
+                await it.ready()
 
         await every_suspension("open, a silent worker", it, attempt)
 

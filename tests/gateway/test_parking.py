@@ -372,6 +372,9 @@ async def test_what_does_not_come_back_whole_is_told_as_lost(damage: str) -> Non
         await player.connection.say("update", input=step(2, held(1, 7)))
         failed = await player.connection.until("step_failed")
         assert failed["error"]["code"] == "session_state_lost"
+        reason = {"content": "its checksum is wrong", "removed": "cannot be read"}[damage]
+        assert reason in failed["error"]["message"]
+        assert reason in (await player.connection.until("state_lost"))["reason"]
 
 
 @pytest.mark.slow

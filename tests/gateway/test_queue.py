@@ -190,6 +190,20 @@ async def test_a_session_of_a_lower_priority_is_so_for_its_workers(
     assert session.session.pipeline.priority == -5
 
 
+async def test_a_session_of_a_priority_of_its_own_makes_room_like_others(
+    gateway: RealGateway,
+) -> None:
+    host = gateway.host
+    first = await host.open(
+        pipeline="voice", tenant="local", priority=-5, secret="s", on_output=Client().on_output
+    )
+    first.detach()
+    second = await host.open(
+        pipeline="voice", tenant="local", priority=-1, secret="s", on_output=Client().on_output
+    )
+    assert [session.id for session in host.sessions()] == [second.session]
+
+
 async def event(socket: ClientConnection) -> dict[str, Any]:
     async with asyncio.timeout(WAIT_S):
         said: dict[str, Any] = json.loads(await socket.recv())

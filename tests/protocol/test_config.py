@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
+import pydantic
 import pytest
 
 from protocol.config import (
     Config,
     Delivery,
     GatewayConfig,
+    LimitsConfig,
     Modality,
+    OpenPiConfig,
+    ParkingConfig,
+    PipelineConfig,
+    StageConfig,
     check_binding,
     load_config,
 )
@@ -355,3 +362,56 @@ def test_robots_may_have_a_port_of_their_own() -> None:
     assert robots.gateway.openpi is not None
     assert (robots.gateway.openpi.port, robots.gateway.openpi.model) == (8000, "synthetic-any")
     assert GatewayConfig().openpi is None
+
+
+def numbers() -> list[tuple[type[pydantic.BaseModel], str]]:
+    """Every option of a section that is a number or a size."""
+    found: list[tuple[type[pydantic.BaseModel], str]] = []
+    for section in (
+        GatewayConfig,
+        OpenPiConfig,
+        StageConfig,
+        LimitsConfig,
+        PipelineConfig,
+        ParkingConfig,
+    ):
+        for name, option in section.model_fields.items():
+            kinds = (option.annotation, *get_args(option.annotation))
+            while any(get_args(kind) for kind in kinds):
+                kinds = tuple(part for kind in kinds for part in get_args(kind) or (kind,))
+            if {int, float, pydantic.ByteSize} & {k for k in kinds if isinstance(k, type)}:
+                found.append((section, name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("section", "name"), numbers(), ids=[f"{s.__name__}.{n}" for s, n in numbers()]
+)
+def test_true_is_no_number(section: type[pydantic.BaseModel], name: str) -> None:
+    value: Any = {"cpu": True} if name == "budget" else True
+    with pytest.raises(pydantic.ValidationError) as caught:
+        section.model_validate({name: value})
+    (why,) = [e["msg"] for e in caught.value.errors() if e["loc"][0] == name]
+    assert "must be a number, not true or false" in why
+
+
+def test_all_numbers_are_known() -> None:
+    names = {name for _, name in numbers()}
+    assert {"port", "replicas", "budget", "head_room", "memory", "disk_bytes"} <= names
+    assert {"priority", "idle_s", "replay_bytes", "sessions_per_tenant"} <= names
+
+
+def test_the_store_of_parked_state_has_a_size(tmp_path: Path) -> None:
+    text = GOOD + "parking: {memory: true}\n"
+    (problem,) = problems(tmp_path, text)
+    assert "parking.memory: must be a number, not true or false" in problem
+
+
+def test_states_are_stored_after_each_turn_where_there_is_a_next_one(tmp_path: Path) -> None:
+    durable = changed("    required: true\n", "    required: true\n    durability: turn\n")
+    assert load(tmp_path, durable).pipelines["voice"].durability == "turn"
+    once = WORLD.replace("kind: world", "kind: one-shot").replace(
+        "state: world", "durability: turn"
+    )
+    (problem,) = problems(tmp_path, once)
+    assert "pipelines.game.durability: a one-shot session ends with its turn" in problem

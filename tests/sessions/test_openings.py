@@ -16,8 +16,9 @@ from protocol.errors import (
     TenantShareExceeded,
 )
 from sessions.admission import Admission
-from sessions.openings import AT_ONCE, KEPT_MS, Opening, Openings, Position
+from sessions.openings import AT_ONCE, Opening, Openings, Position
 from sessions.pipeline import Kind, Limits, Pipeline
+from sessions.promises import KEPT_MS
 
 
 def pipeline(name: str = "voice", *stages: str, **limits: int) -> Pipeline:

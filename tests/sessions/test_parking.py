@@ -9,7 +9,18 @@ import pytest
 
 from protocol.edges import ConnectorKind
 from protocol.errors import CapacityExceeded, SessionBusy, SessionStateLost
-from protocol.messages import Answer, Close, Configure, Open, Park, RoomWanted, Run, Signal, Update
+from protocol.messages import (
+    Answer,
+    Close,
+    Configure,
+    Open,
+    Park,
+    RoomWanted,
+    Run,
+    Signal,
+    SnapshotOrder,
+    Update,
+)
 from sessions.actions import (
     CloseRequested,
     OpenRequested,
@@ -280,7 +291,7 @@ def test_what_does_not_come_back_is_rebuilt() -> None:
     harness.parked.clear()
     turn = harness.reply_turn()
     restored, anew = harness.sent(Open, THINK)[-2:]
-    assert (restored.restore, anew.restore) == (True, False)
+    assert (restored.restore, anew.restore) == (SnapshotOrder(1, 1), None)
     assert [o for o in harness.outputs if isinstance(o, Restored)] == [
         Restored(THINK, Origin.REBUILT)
     ]

@@ -17,6 +17,7 @@ from protocol.errors import (
     CapacityExceeded,
     EngineFailed,
     ErrorInfo,
+    Fenced,
     InvalidRequest,
     SessionStateLost,
 )
@@ -185,12 +186,17 @@ class SyntheticEngine:
                     error = refusal.info()
             case _ if session is None:
                 return
-            case ParkSession(step=step):
-                if world.chance(faults.store_full):
-                    world.count("fault: store full")
-                    error = CapacityExceeded("the store is full").info()
+            case ParkSession() if world.chance(faults.store_full):
+                world.count("fault: store full")
+                self._worker.blame(action.session, "store")
+                error = CapacityExceeded("the store is full").info()
+            case ParkSession():
+                try:
+                    self._worker.park(session, action)
+                except Fenced as refusal:
+                    world.count("parks that came too late")
+                    error = refusal.info()
                 else:
-                    self._worker.park(session, step)
                     result = {"parked": 1}
             case ConfigureSession():
                 if world.chance(faults.refuse_configure):
@@ -218,8 +224,8 @@ class SyntheticEngine:
             self._worker.blame(name, "open refused")
             raise InvalidRequest("the synthetic engine refuses the session")
         result: dict[str, Any] = {"parks": True} if self._stage in PARKS else {}
-        if action.restore:
-            snapshot = self._worker.restore(name)
+        if action.restore is not None:
+            snapshot = self._worker.restore(name, action.restore)
             session = replace(
                 snapshot.state, epoch=action.epoch, owner=action.owner, settings=action.settings
             )
@@ -246,12 +252,18 @@ class SyntheticEngine:
         held = {d: int(n * share) for d, n in declared(places, session.settings).items()}
         self._worker.tell(SessionMeasured(session.name, held))
 
-    def free(self, name: str) -> None:
-        """Drop the session; turns of it that were abandoned end unheard."""
+    def free(self, name: str) -> bool:
+        """Drop the session; turns of it that were abandoned end unheard. False when it fails."""
         self._slow.pop(name, None)
+        if self._world.chance(self._faults.fail_close):
+            self._world.count("fault: session not closed")
+            # Whoever wants it anew here waits for that, or in vain.
+            self._worker.blame(name, "lost")
+            return False
         session = self.sessions.pop(name, None)
         if session is not None:
             session.freed = True
+        return True
 
     # Stream input
 

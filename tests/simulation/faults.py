@@ -59,6 +59,8 @@ class Faults:
             self._stop_worker,
             self._drain,
         ]
+        if deployment.profile.pipeline.durable:
+            self._kinds += [self._kill_worker] * 8
 
     def begin(self) -> None:
         """From now on."""

@@ -15,7 +15,7 @@ from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.edges import ConnectorKind
-from protocol.errors import AntiphonError, EngineLost
+from protocol.errors import AntiphonError, EngineLost, ErrorInfo
 from protocol.link import GatewayEnd, NotLinked
 from protocol.link_events import (
     Action,
@@ -261,7 +261,9 @@ class GatewayProcess(Process):
         self.watch = deployment.watch
         priorities = deployment.profile.priorities
         priority = priorities[deployment.gateway_places.index(place) % len(priorities)]
-        self.pipeline = replace(deployment.profile.pipeline, priority=priority)
+        pipeline = deployment.profile.pipeline
+        durable = pipeline.durable and priority is not None
+        self.pipeline = replace(pipeline, priority=priority, durable=durable)
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
         self.hosted = SimulatedSessions(self)
@@ -380,6 +382,10 @@ class GatewayProcess(Process):
         """A command did not come across."""
         self.world.count("commands that a link did not take")
         self.deployment.blame(session, "lost")
+
+    def not_restored(self, session: str, stage: str, error: ErrorInfo) -> None:
+        """What was stored of a session did not come back."""
+        self.world.note(self.place, f"{session} has lost {stage}: {error.message}")
 
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""

@@ -259,6 +259,7 @@ class Instance:
                         if self.running:
                             raise Broken(f"I4: freed while {self.running} run")
                         self.engine = self.operation = None
+                        events.append(work.SessionFreed("session"))
 
     def _operate(self, error: EngineFailed | None) -> None:
         self.operation = None

@@ -21,6 +21,8 @@ class Process(ABC):
         self.incarnation = incarnation
         self.alive = True
         self.paused = False
+        self.jumped_ms = 0.0
+        """When its clock last jumped, by that clock."""
         self.ahead_ms = 0.0
         """How far the clock has jumped."""
         self.pause_before_send_ms = 0.0
@@ -103,6 +105,7 @@ class Process(ABC):
         """The clock jumps ahead, as after a suspended machine."""
         self.world.note(self.place, f"clock jumps {ahead_ms:.0f} ms ahead")
         self.ahead_ms += ahead_ms
+        self.jumped_ms = self.now_ms
         self.disturbed_ms = self.world.now_ms
         if not self.paused:
             self.run(self._fire)

@@ -43,6 +43,7 @@ class EngineFaults:
     """Probabilities: of an operation, a turn, a piece of input."""
 
     refuse_open: float = 0.0
+    fail_close: float = 0.0
     refuse_configure: float = 0.0
     fail_turn: float = 0.0
     fail_input: float = 0.0
@@ -120,6 +121,8 @@ class Profile:
     """The share of what clients do that is coming, going and asking again."""
     places: Places | None = None
     """What the bytes of each worker are enough for; None: for any number."""
+    session_cores: float = 0.0
+    """What a session takes of the one core of its worker; 0: nobody counts that."""
     priorities: tuple[int | None, ...] = (0,)
     """That of the sessions of each gateway, in turn."""
 
@@ -311,6 +314,12 @@ def profile_of(seed: int) -> Profile:
     if queues.random() < 0.5:
         limits = replace(limits, waiting=queues.choice([1, 4]), wait_ms=8_000)
         pipeline = replace(pipeline, limits=limits)
+    chosen = random.Random(f"durability {seed}")
+    if kind != "request" and chosen.random() < 0.5:
+        pipeline = replace(pipeline, durable=True)
+        engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.3]))
+    if sick:
+        engine = replace(engine, fail_close=chosen.choice([0.0, 0.3]))
     return Profile(
         pipeline=pipeline,
         gateways=gateways,
@@ -328,6 +337,7 @@ def profile_of(seed: int) -> Profile:
         rude=chance.choice([0.05, 0.1, 0.3]),
         lose_input=chance.choice([0.0, 0.02]) if arena else 0.0,
         places=places_of(chance),
+        session_cores=0.3 if queues.random() < 0.3 else 0.0,
         priorities=chance.choice([(0,), (0,), (1, 0), (0, None)]),
     )
 

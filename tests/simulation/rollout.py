@@ -6,7 +6,18 @@ from typing import Any
 
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Refused
-from sessions.steps.events import Interrupt, Reset, StateLost, Step, StepDone, StepFailed, WasReset
+from sessions.steps.answers import REMEMBERED_ANSWERS
+from sessions.steps.events import (
+    Interrupt,
+    Reset,
+    Restore,
+    StateLost,
+    Step,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+)
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
 from tests.simulation.steps import HUGE_INPUTS, actions
@@ -24,6 +35,8 @@ class Rollout(Client):
         self.patience *= 3
         self.committed = 0
         self.lost = False
+        self.restorable = False
+        """Whether the session has said that a snapshot of its lost state exists."""
         self.flying: set[int] = set()
         """Steps that it has asked for and was not answered."""
         self._answers = 0
@@ -60,9 +73,13 @@ class Rollout(Client):
             case StateLost():
                 self.lost = True
                 self.committed = output.committed_step
+                self.restorable = output.restorable_step is not None
             case WasReset():
                 self.lost = False
                 self.committed = 0
+            case WasRestored():
+                self.lost = False
+                self.committed = output.committed_step
             case Refused():
                 self._last_error = output.error
 
@@ -94,6 +111,9 @@ class Rollout(Client):
         """Do one thing: mostly the next step."""
         world = self.world
         chance = world.random
+        if self.lost and self.restorable and world.chance(0.5):
+            self.say(Restore())
+            return
         if self.lost and world.chance(0.7):
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
             return
@@ -107,6 +127,10 @@ class Rollout(Client):
             self.say(
                 chance.choice([Step(step, HUGE_INPUTS), Step(step, [], TOO_LONG), Reset(TOO_LONG)])
             )
+            return
+        if self.committed > REMEMBERED_ANSWERS and world.chance(0.3):
+            world.count("steps repeated")
+            self._step(1)
             return
         roll = chance.random()
         if roll < 0.75:

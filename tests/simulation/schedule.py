@@ -103,13 +103,18 @@ class Schedule:
         return bool(client.pending()) or client.held
 
     def _settle(self) -> None:
-        end_ms = self.world.now_ms + GONE_MS
-        while self.world.now_ms < end_ms and not self._empty():
-            self.world.run_for(500.0)
+        gone_ms = self.world.now_ms + GONE_MS
+        self._wait_until_empty(gone_ms)
         end_ms = self.world.now_ms + FORGOTTEN_MS
         while self.world.now_ms < end_ms and self.deployment.store.snapshots:
             self.world.run_for(500.0)
+        # What was on its way may have come to something meanwhile.
+        self._wait_until_empty(gone_ms)
         self.watch.settled()
+
+    def _wait_until_empty(self, until_ms: float) -> None:
+        while self.world.now_ms < until_ms and not self._empty():
+            self.world.run_for(500.0)
 
     def _empty(self) -> bool:
         deployment = self.deployment
@@ -118,7 +123,8 @@ class Schedule:
             return False
         hosted = (g.hosted for g in deployment.gateways.values() if g is not None)
         controls = (w.control for w in deployment.workers.values() if w is not None)
-        return not any(map(len, hosted)) and not any(
+        waiting = (len(h) + len(h.forgetting) + len(h.lingering) for h in hosted)
+        return not any(waiting) and not any(
             c.sessions or c.deadline_ms is not None for c in controls
         )
 

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
 from protocol.connectors import InlineDescriptor
-from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.errors import CapacityExceeded, ErrorInfo, SessionStateLost
 from protocol.link import NotLinked, WorkerEnd
 from protocol.link_events import (
     Action as LinkAction,
@@ -34,6 +34,7 @@ from protocol.link_events import (
 from protocol.link_events import Tick as LinkTick
 from protocol.link_frames import WorkerInfo
 from protocol.messages import Output, Report, Update, decode_command, encode
+from sessions.compute import Compute, ComputeSample
 from sessions.ledger import Ledger
 from tests.simulation.engine import (
     FAILED,
@@ -55,6 +56,7 @@ from workers.control_events import (
     CancelTurn,
     CommandReceived,
     CommitTurn,
+    ComputeMeasured,
     ConfigureSession,
     DiscardPayload,
     EngineReady,
@@ -70,8 +72,10 @@ from workers.control_events import (
     PaceTurn,
     ParkSession,
     RepeatTurn,
+    Restore,
     SendOutput,
     SendReport,
+    SessionFreed,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -98,8 +102,12 @@ class WorkerProcess(Process):
         if places is not None and not places.pooled:
             self.ledger = Ledger({places.device: places.budget(stage)})
         self.control = Control(
-            self.profile.control, self.ledger, lambda settings: declared(places, settings)
+            self.profile.control,
+            self.ledger,
+            lambda settings: declared(places, settings),
+            Compute(),
         )
+        self._own_s, self._measured_ms = 0.0, self.now_ms
         self.recent: deque[CommandReceived] = deque(maxlen=24)
         """What its present links brought last, to be repeated."""
         self._deployment = deployment
@@ -135,22 +143,30 @@ class WorkerProcess(Process):
 
     # Parked state
 
-    def park(self, session: EngineSession, step: int) -> None:
-        """A session's state is in the store from now on; it may be spoilt there."""
+    def park(self, session: EngineSession, action: ParkSession) -> None:
+        """A session's state is in the store from now on; it may be spoilt there. Raises Fenced."""
         spoilt = self.world.chance(0.0 if self.engine.obeys else self.profile.engine.spoil_snapshot)
-        self._deployment.store.put(session.name, self.stage, Snapshot(session, step, spoilt))
+        snapshot = Snapshot(session, action.step, action.order, spoilt)
+        self._deployment.store.put(session.name, self.stage, snapshot)
         if spoilt:
             self.world.count("fault: snapshot damaged")
             self.blame(session.name, "snapshot")
             if self.world.chance(0.5):
-                self._deployment.store.remove(session.name, self.stage)
+                order = action.order
+                self._deployment.store.remove(session.name, self.stage, order.epoch, order.opening)
 
-    def restore(self, session: str) -> Snapshot:
-        """What was parked of a session, which is parked no more. Raises SessionStateLost."""
+    def restore(self, session: str, restore: Restore) -> Snapshot:
+        """What was parked of a session, which is parked no more, unless it stays. Raises
+        SessionStateLost."""
+        store, taken, stays = self._deployment.store, restore.taken, restore.stays
         try:
-            return self._deployment.store.take(session, self.stage)
+            return store.take(session, self.stage, restore)
+        except SessionStateLost:
+            stays = False
+            raise
         finally:
-            self._deployment.store.remove(session, self.stage)
+            if not stays:
+                store.remove(session, self.stage, taken.epoch, taken.opening)
 
     # From outside
 
@@ -219,7 +235,10 @@ class WorkerProcess(Process):
             case PaceTurn():
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():
-                engine.free(action.session)
+                if not engine.free(action.session):
+                    self.tell(SessionFreed(action.session, FAILED))
+                    return
+                self.tell(SessionFreed(action.session))
                 # Said again it would be said to another session of that name.
                 for event in [e for e in self.recent if e.command.fence.session == action.session]:
                     self.recent.remove(event)
@@ -228,7 +247,9 @@ class WorkerProcess(Process):
             case AttachArena() | DiscardPayload() | VoidTurn():
                 pass  # Everything travels inside messages here.
             case ForgetParked():
-                self._deployment.store.remove(action.session, self.stage)
+                self._deployment.store.remove(
+                    action.session, self.stage, action.epoch, action.opening
+                )
             case _:
                 assert_never(action)
 
@@ -275,7 +296,16 @@ class WorkerProcess(Process):
             self.ledger.load(places.device, engine=unit_bytes, pool=pool_bytes)
         self.tell(EngineReady())
 
+    def _measure_compute(self) -> None:
+        """Sessions take what the world says, while they are open."""
+        now_ms, each = self.now_ms, self.profile.session_cores
+        passed_s = max(0.0, now_ms - self._measured_ms) / 1000
+        self._own_s += each * len(self.engine.sessions) * passed_s
+        self._measured_ms = now_ms
+        self.tell(ComputeMeasured(ComputeSample(self._own_s, now_ms / 1e4, 1.0 if each else None)))
+
     def _refresh_status(self, *, announce: bool = False) -> None:
+        self._measure_compute()
         status = self.control.status(self.stage, 0)
         self._link(StatusChanged(encode(status), status.ready, announce))
 

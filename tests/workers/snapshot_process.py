@@ -11,13 +11,15 @@ import random
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import CapacityExceeded, SessionStateLost
-from workers.snapshots import SnapshotPlace, SnapshotStore
+from protocol.errors import CapacityExceeded, Fenced, SessionStateLost
+from protocol.messages import SnapshotOrder
+from workers.snapshots import SnapshotPlace, SnapshotStore, Taken
 
 DEPLOYMENT = "deployment"
 ENGINE = "engine"
@@ -42,14 +44,36 @@ def write(path: Path, data: bytes) -> None:
     os.close(handle)
 
 
+FIRST = SnapshotOrder(0, 0)
+
+
+def next_order() -> SnapshotOrder:
+    """One that is newer than all that any process of this machine has had."""
+    return SnapshotOrder(1, time.monotonic_ns())
+
+
 def commit(store: SnapshotStore, session: str, data: bytes, step: int | None) -> None:
     """A snapshot of `data`."""
     draft = store.begin(session, "stage", len(data))
     try:
         write(draft.path, data)
-        store.commit(draft, weights=WEIGHTS, engine=ENGINE, step=step, expires_at_s=NEVER_S)
+        store.commit(
+            draft,
+            order=next_order(),
+            weights=WEIGHTS,
+            engine=ENGINE,
+            step=step,
+            expires_at_s=NEVER_S,
+        )
     finally:
         store.abandon(draft)
+
+
+def take(store: SnapshotStore, session: str, stage: str = "stage") -> Taken:
+    """The snapshot of a session, whichever it is."""
+    return store.take(
+        session, stage, wanted=FIRST, taken=next_order(), engine=ENGINE, weights=WEIGHTS
+    )
 
 
 def content(step: int, size_bytes: int) -> bytes:
@@ -64,7 +88,7 @@ def replace(store: SnapshotStore) -> None:
 
 def remove(store: SnapshotStore) -> None:
     """Forget the session."""
-    store.remove("session", "stage")
+    store.remove("session", "stage", next_order())
 
 
 def _die_at(call: int) -> None:
@@ -109,17 +133,17 @@ def _share(store: SnapshotStore) -> None:
     # Standard input can be read from when it has ended.
     while not select.select([sys.stdin], [], [], 0)[0]:
         session = f"session-{chance.randrange(3)}"
-        with suppress(CapacityExceeded):
+        with suppress(CapacityExceeded, Fenced):
             step = chance.randrange(1, 1 << 30)
             commit(store, session, content(step, chance.randrange(30_000)), step)
         with suppress(SessionStateLost, FileNotFoundError):
             if chance.random() < 0.7:
-                with store.take(session, "stage", engine=ENGINE, weights=WEIGHTS) as taken:
+                with take(store, session) as taken:
                     assert taken.step is not None
                     data = taken.path.read_bytes()
                     assert data == content(taken.step, len(data)), "not what was committed"
         if chance.random() < 0.2:
-            store.remove(session, "stage")
+            store.remove(session, "stage", next_order())
         for place in store.usage():
             assert place.bytes <= place.budget_bytes, "more than the budget"
         done += 1

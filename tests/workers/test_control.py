@@ -29,6 +29,7 @@ from protocol.messages import (
     Report,
     Run,
     Signal,
+    SnapshotOrder,
     StageEvent,
     Stop,
     TurnEnded,
@@ -69,6 +70,7 @@ from workers.control_events import (
     ParkSession,
     SendOutput,
     SendReport,
+    SessionFreed,
     Settle,
     ShuttingDown,
     SignalSession,
@@ -128,6 +130,10 @@ class Bench:
                 mine += self._done(action.session, name, {"done": name})
             elif isinstance(action, ParkSession):
                 mine += self._done(action.session, "park", {"parked": 1})
+            elif isinstance(action, FreeSession):
+                refusal = self.refusals.get("close")
+                error = refusal.info() if refusal else None
+                mine += self.tell(SessionFreed(action.session, error))
         return mine
 
     def _done(self, session: str, name: str, result: dict[str, Any]) -> list[Action]:
@@ -1083,7 +1089,7 @@ def test_an_open_for_which_the_cores_have_no_room_is_refused_and_a_restore_is_no
     assert refused.error.code == "capacity_exceeded"
     assert "a session takes 0.60 of a core" in refused.error.message
     # What was let in before comes back, and what has gone leaves its place.
-    bench.command(Open(Fence("c", 1, "g1"), "open-c", restore=True))
+    bench.command(Open(Fence("c", 1, "g1"), "open-c", restore=SnapshotOrder(1, 1)))
     (restored,) = bench.take()
     assert code(restored) is None
     for session in ("a", "c"):

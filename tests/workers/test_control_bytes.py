@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.device_bytes import HOST
-from protocol.errors import InvalidRequest
+from protocol.errors import EngineFailed, InvalidRequest
 from protocol.messages import Acknowledge, Answer, Close, Configure, Fence, Open, TurnEnded
 from protocol.payloads import Payload, PayloadType
 from sessions.ledger import Budget, Ledger
@@ -102,6 +102,35 @@ def test_bytes_are_held_until_the_last_turn_has_stopped() -> None:
     assert reserved(it) == 40
     it.tell(TurnFinished("s", 1, TurnOutcome.CANCELLED))
     assert reserved(it) == 0
+
+
+def test_what_an_engine_fails_to_close_is_held_and_closed_again_ever_later() -> None:
+    it = bench(50, limits=ControlLimits(close_again_ms=500.0, close_again_most_ms=1500.0)).open()
+    it.refusals["close"] = EngineFailed("the device is busy")
+    assert it.command(Close(FENCE, "c2", "client")) == [FreeSession("s")]
+    assert (it.take(), reserved(it), it.control.sessions) == ([], 40, 1)
+    # Each time twice as long, and no longer than that.
+    for wait_ms in (500, 1000, 1500, 1500):
+        assert it.after(wait_ms - 1) == []
+        assert it.after(1) == [FreeSession("s")]
+    it.command(Open(OTHER, "c3"))
+    assert code(it.take()[0]) == "capacity_exceeded"
+    del it.refusals["close"]
+    it.after(1500)
+    (answer,) = it.take()
+    assert isinstance(answer, Answer)
+    assert (answer.command, answer.error) == ("c2", None)
+    assert (reserved(it), it.control.sessions, it.control.deadline_ms) == (0, 0, None)
+
+
+def test_a_session_that_is_opened_anew_waits_until_the_earlier_one_is_closed() -> None:
+    it = bench(50).open()
+    it.refusals["close"] = EngineFailed("the device is busy")
+    assert it.command(Open(Fence("s", 2, "g1"), "again")) == [FreeSession("s")]
+    del it.refusals["close"]
+    actions = it.after(ControlLimits().close_again_ms)
+    assert [type(action) for action in actions] == [FreeSession, OpenSession]
+    assert reserved(it) == 40
 
 
 def test_an_open_anew_is_not_counted_twice() -> None:

@@ -19,6 +19,7 @@ from protocol.messages import (
     RoomWanted,
     Run,
     Signal,
+    SnapshotOrder,
     TurnEnded,
     Update,
 )
@@ -43,6 +44,8 @@ from workers.control_events import (
     TurnFinished,
     TurnOutcome,
 )
+
+FIRST = SnapshotOrder(1, 1, 1)
 
 
 def fence(session: str, owner: str = "g1") -> Fence:
@@ -102,14 +105,14 @@ def test_a_parked_session_holds_nothing_here() -> None:
     (answer,) = worker.park("a")
     assert isinstance(answer, Answer)
     assert answer.result == {"parked": 1}
-    assert worker.bench.actions[-2:] == [ParkSession("a", 0, 100), FreeSession("a")]
+    assert worker.bench.actions[-2:] == [ParkSession("a", FIRST, 0, 100), FreeSession("a")]
     assert (worker.reserved, worker.bench.control.sessions) == (20, 2)
 
 
 def test_a_restored_session_goes_on_at_its_step() -> None:
     worker = Worker()
     control, ledger = worker.bench.control, worker.bench.ledger
-    (action,) = control.handle(CommandReceived("g1", Open(fence("a"), "o", restore=True)), 0.0)
+    (action,) = control.handle(CommandReceived("g1", Open(fence("a"), "o", restore=FIRST)), 0.0)
     assert isinstance(action, OpenSession)
     control.handle(OperationDone("a", None, {"parks": True, "committed_step": 7}), 0.0)
     assert ledger.of("a") == {HOST: 10}
@@ -119,13 +122,13 @@ def test_a_restored_session_goes_on_at_its_step() -> None:
     assert isinstance(started, StartTurn)
     worker.bench.tell(TurnFinished("a", 2, TurnOutcome.FAILED))
     worker.park("a")
-    assert ParkSession("a", 7, 100) in worker.bench.actions
+    assert ParkSession("a", FIRST, 7, 100) in worker.bench.actions
 
 
 def test_what_is_parked_and_does_not_come_back_is_told_as_lost() -> None:
     worker = Worker()
     worker.bench.refusals["open"] = SessionStateLost("nothing is parked")
-    assert [code(r) for r in worker.open("a", restore=True)] == ["session_state_lost"]
+    assert [code(r) for r in worker.open("a", restore=FIRST)] == ["session_state_lost"]
     assert (worker.reserved, worker.bench.control.sessions) == (0, 0)
 
 
@@ -355,15 +358,15 @@ def test_an_open_that_waits_and_is_closed_was_never_there() -> None:
 
 def test_a_session_that_is_closed_while_it_waits_to_come_back_leaves_nothing_in_the_store() -> None:
     worker = Worker().three()
-    worker.open("d", restore=True)
-    assert worker.bench.command(Close(fence("d"), "close", "client")) == [ForgetParked("d")]
+    worker.open("d", restore=FIRST)
+    assert worker.bench.command(Close(fence("d"), "close", "client")) == [ForgetParked("d", 1, 1)]
 
 
 def test_what_waits_to_come_back_when_its_worker_stops_stays_parked() -> None:
     worker = Worker().three()
-    worker.open("d", restore=True)
+    worker.open("d", restore=FIRST)
     worker.bench.tell(ShuttingDown())
-    assert ForgetParked("d") not in worker.bench.actions
+    assert ForgetParked("d", 1, 1) not in worker.bench.actions
     assert [code(r) for r in worker.bench.take() if isinstance(r, Answer)] == ["capacity_exceeded"]
 
 
@@ -384,13 +387,13 @@ def test_a_session_that_is_closed_while_it_is_parked_leaves_nothing_in_the_store
     control.handle(CommandReceived("g1", Park(fence("a"), "p", 100)), 0.0)
     assert worker.bench.command(Close(fence("a"), "close", "client")) == []
     actions = worker.bench.tell(OperationDone("a", None, {"parked": 1}))
-    assert actions == [FreeSession("a"), ForgetParked("a")]
+    assert actions == [FreeSession("a"), ForgetParked("a", 1, 1)]
     assert worker.reserved == 0
 
 
 def test_what_is_parked_of_a_session_that_is_not_here_is_forgotten_with_it() -> None:
     worker = Worker()
-    assert worker.bench.command(Close(fence("a"), "close", "client")) == [ForgetParked("a")]
+    assert worker.bench.command(Close(fence("a"), "close", "client")) == [ForgetParked("a", 1, 1)]
 
 
 def test_a_turn_that_comes_too_late_is_told_that_the_session_has_gone() -> None:
@@ -415,7 +418,7 @@ def test_an_open_that_comes_again_after_its_session_has_gone_is_answered_as_it_w
     worker = Worker()
     worker.open("a")
     worker.park("a")
-    worker.bench.command(Open(fence("a"), "back", restore=True))
+    worker.bench.command(Open(fence("a"), "back", restore=FIRST))
     (first,) = worker.bench.take()
     before = len(worker.bench.actions)
     # It was answered long ago, and must not end what has been opened since.
@@ -426,7 +429,7 @@ def test_an_open_that_comes_again_after_its_session_has_gone_is_answered_as_it_w
     assert worker.bench.actions[before:] == []
     worker.bench.command(Close(fence("a"), "close", "client"))
     worker.bench.take()
-    worker.bench.command(Open(fence("a"), "back", restore=True))
+    worker.bench.command(Open(fence("a"), "back", restore=FIRST))
     assert worker.bench.take() == [first]
     assert worker.bench.control.sessions == 0
 
@@ -445,11 +448,11 @@ def test_what_is_parked_of_a_gateway_that_does_not_come_back_is_forgotten() -> N
     worker = Worker(parked_alone_ms=30_000.0).three()
     for session in "ab":
         worker.park(session)
-    worker.bench.command(Open(fence("b"), "back", restore=True))
+    worker.bench.command(Open(fence("b"), "back", restore=FIRST))
     worker.bench.tell(GatewayDown("g1"))
-    assert ForgetParked("a") not in worker.bench.after(29_999)
-    assert ForgetParked("a") in worker.bench.after(1)
-    assert ForgetParked("b") not in worker.bench.actions
+    assert ForgetParked("a", 1, 1) not in worker.bench.after(29_999)
+    assert ForgetParked("a", 1, 1) in worker.bench.after(1)
+    assert ForgetParked("b", 1, 1) not in worker.bench.actions
 
 
 def test_what_is_parked_outlives_a_link() -> None:
@@ -459,19 +462,19 @@ def test_what_is_parked_outlives_a_link() -> None:
     worker.bench.after(10_000)
     worker.bench.tell(GatewayUp("g1"))
     worker.bench.after(60_000)
-    assert ForgetParked("a") not in worker.bench.actions
-    worker.bench.command(Open(fence("a"), "back", restore=True))
+    assert ForgetParked("a", 1, 1) not in worker.bench.actions
+    worker.bench.command(Open(fence("a"), "back", restore=FIRST))
     assert opened(worker.bench.actions)[-1] == "a"
 
 
 def test_a_session_that_is_closed_while_it_comes_back_in_vain_leaves_nothing_in_the_store() -> None:
     worker = Worker()
     control = worker.bench.control
-    control.handle(CommandReceived("g1", Open(fence("a"), "back", restore=True)), 0.0)
+    control.handle(CommandReceived("g1", Open(fence("a"), "back", restore=FIRST)), 0.0)
     worker.bench.command(Close(fence("a"), "close", "client"))
     full = CapacityExceeded("every slot is in use").info()
     actions = worker.bench.tell(OperationDone("a", full))
-    assert actions == [FreeSession("a"), ForgetParked("a")]
+    assert actions == [FreeSession("a"), ForgetParked("a", 1, 1)]
 
 
 def test_nobody_is_asked_to_make_room_for_who_is_gone() -> None:

@@ -11,13 +11,17 @@ from structlog.testing import capture_logs
 
 from loadtest.synthetic_step import StepOptions, SyntheticStep
 from protocol.errors import SessionStateLost
+from protocol.messages import SnapshotOrder
 from tests.cancel_at import Cut, Moment, at_every_suspension
+from workers.control_events import ForgetParked, ParkSession, Restore
 from workers.engine import EngineSession, ParkableSession
 from workers.parking import Parking
 from workers.snapshots import SnapshotPlace, SnapshotStore
 
 SIZE = 100_000
-EXPIRES_AT_S = 4_000_000_000
+PARK = ParkSession("s", SnapshotOrder(1, 1, 1), 3, 4_000_000_000)
+RESTORE = Restore(SnapshotOrder(1, 1, 1), SnapshotOrder(1, 2))
+FORGET = ForgetParked("s", 1, 2)
 
 
 class Bench:
@@ -35,11 +39,11 @@ class Bench:
 
     async def park(self) -> None:
         session = self.session()
-        await self.parking.park("s", session, SIZE, 3, EXPIRES_AT_S)
+        await self.parking.park(PARK, session, SIZE)
         session.close()
 
     async def restore(self) -> tuple[EngineSession, int]:
-        return await self.parking.restore("s", {}, lambda name, arguments: None)
+        return await self.parking.restore("s", {}, lambda name, arguments: None, RESTORE)
 
     async def settled(self) -> tuple[int, int]:
         """Snapshots and drafts, once what was asked of the store is done."""
@@ -59,11 +63,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_a_park_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
     async def attempt(cut: Cut) -> None:
         session = bench.session()
-        size = await cut.run(bench.parking.park("s", session, SIZE, 3, EXPIRES_AT_S))
+        size = await cut.run(bench.parking.park(PARK, session, SIZE))
         expected = (0, 0) if size is None else (1, 0)
         assert await bench.settled() == expected
         session.close()
-        bench.parking.forget("s")
+        bench.parking.forget(FORGET)
         assert await bench.settled() == (0, 0)
 
     points = await at_every_suspension(attempt)
@@ -80,7 +84,7 @@ async def test_a_restore_that_is_cancelled_leaves_the_state_where_it_was(bench: 
             assert step == 3
             session.close()
         assert await bench.settled() == ((1, 0) if restored is None else (0, 0))
-        bench.parking.forget("s")
+        bench.parking.forget(FORGET)
 
     points = await at_every_suspension(attempt)
     print(f"restore: cancelled at {points} points")
@@ -93,7 +97,7 @@ async def test_what_cannot_be_restored_is_forgotten(bench: Bench) -> None:
     await bench.park()
     other = Parking(bench.store, SyntheticStep(StepOptions(state_bytes=5)), "step", "world")
     with pytest.raises(SessionStateLost, match="weights"):
-        await other.restore("s", {}, lambda name, arguments: None)
+        await other.restore("s", {}, lambda name, arguments: None, RESTORE)
     await other.close()
     assert await bench.settled() == (0, 0)
 
@@ -106,11 +110,11 @@ async def test_a_park_that_is_asked_for_again_takes_the_place_of_the_first(bench
 async def test_what_cannot_be_removed_is_in_the_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(session: str, stage: str) -> None:
+    def refuse(session: str, stage: str, through: SnapshotOrder) -> None:
         raise PermissionError("not yours")
 
     monkeypatch.setattr(bench.store, "remove", refuse)
     with capture_logs() as logs:
-        bench.parking.forget("s")
+        bench.parking.forget(FORGET)
         await bench.parking.settled()
     assert [entry["event"] for entry in logs] == ["parking_failed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.config import AUTO_CORES as AUTO
+from protocol.compute_use import AUTO_CORES as AUTO
 from workers import processor_time
 
 

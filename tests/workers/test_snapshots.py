@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -23,15 +23,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from protocol.errors import CapacityExceeded, ConfigError, EngineFailed, SessionStateLost
+from protocol.errors import (
+    CapacityExceeded,
+    ConfigError,
+    EngineFailed,
+    Fenced,
+    SessionStateLost,
+)
+from protocol.messages import SnapshotOrder
 from tests.workers import snapshot_process
-from tests.workers.snapshot_process import DEPLOYMENT, ENGINE, NEVER_S, WEIGHTS, content
+from tests.workers.snapshot_process import (
+    DEPLOYMENT,
+    ENGINE,
+    FIRST,
+    NEVER_S,
+    WEIGHTS,
+    content,
+    next_order,
+)
 from workers import snapshots
 from workers.snapshots import Draft, PlaceUse, SnapshotPlace, SnapshotStore, Taken
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 4096
 EXPIRES_S = 1000.0
+
+
+def any_order() -> dict[str, SnapshotOrder]:
+    return {"wanted": FIRST, "taken": next_order()}
 
 
 class Clock:
@@ -56,7 +75,9 @@ class Host:
 
     @property
     def places(self) -> list[SnapshotPlace]:
-        return [SnapshotPlace(str(path), budget) for path, budget in self.budgets.items()]
+        return [
+            SnapshotPlace(str(path), budget, path.name) for path, budget in self.budgets.items()
+        ]
 
     def another_store(self, deployment: str = DEPLOYMENT) -> SnapshotStore:
         return SnapshotStore(self.places, deployment, clock=self.clock)
@@ -80,14 +101,20 @@ class Host:
         *,
         step: int | None = None,
         expires_at_s: float = EXPIRES_S,
+        order: SnapshotOrder | None = None,
     ) -> int:
         draft.path.write_bytes(data)
         return self.store.commit(
-            draft, weights=WEIGHTS, engine=ENGINE, step=step, expires_at_s=expires_at_s
+            draft,
+            order=next_order() if order is None else order,
+            weights=WEIGHTS,
+            engine=ENGINE,
+            step=step,
+            expires_at_s=expires_at_s,
         )
 
     def take(self, session: str = "session", stage: str = "stage") -> Taken:
-        return self.store.take(session, stage, engine=ENGINE, weights=WEIGHTS)
+        return snapshot_process.take(self.store, session, stage)
 
     def taken(self, session: str = "session") -> bytes:
         with self.take(session) as taken:
@@ -136,8 +163,8 @@ def test_sessions_and_stages_have_snapshots_of_their_own(host: Host) -> None:
 
 def test_what_is_removed_leaves_nothing(host: Host) -> None:
     host.park()
-    host.store.remove("session", "stage")
-    host.store.remove("session", "stage")
+    host.store.remove("session", "stage", next_order())
+    host.store.remove("session", "stage", next_order())
     assert host.files() == []
     assert "expired or was removed" in host.lost()
 
@@ -176,7 +203,9 @@ def test_the_first_place_with_room_is_used_and_a_full_store_says_what_is_free(ho
     second = host.store.begin("b", "stage", 5 * BLOCK)
     assert (first.path.parent, second.path.parent) == (host.memory, host.disk)
     assert not first.path.exists()
-    with pytest.raises(CapacityExceeded, match="store is full: 12 KiB are needed, and 8 KiB are"):
+    with pytest.raises(
+        CapacityExceeded, match="state in memory and disk: 12 KiB are needed, and 8 KiB are"
+    ):
         host.store.begin("c", "stage", 2 * BLOCK)
     assert host.store.usage() == [
         PlaceUse(str(host.memory), 0, 1, 4 * BLOCK, 4 * BLOCK),
@@ -262,8 +291,15 @@ def test_a_file_system_that_fills_up_leaves_the_earlier_snapshot(
     draft = host.store.begin("session", "stage", 10)
     draft.path.write_bytes(b"two")
     no_room(call)
-    with pytest.raises(CapacityExceeded, match="file system of the snapshot store has no room"):
-        host.store.commit(draft, weights=WEIGHTS, engine=ENGINE, step=1, expires_at_s=EXPIRES_S)
+    with pytest.raises(CapacityExceeded, match="file system of memory has no room"):
+        host.store.commit(
+            draft,
+            order=next_order(),
+            weights=WEIGHTS,
+            engine=ENGINE,
+            step=1,
+            expires_at_s=EXPIRES_S,
+        )
     monkeypatch.undo()
     assert len(host.files()) == 2
     assert host.taken() == b"one"
@@ -343,7 +379,7 @@ def test_what_is_being_read_does_not_expire(host: Host) -> None:
 def test_the_removal_of_a_session_takes_what_is_being_read(host: Host) -> None:
     host.park()
     with host.take():
-        host.another_store().remove("session", "stage")
+        host.another_store().remove("session", "stage", next_order())
     assert host.files() == []
 
 
@@ -418,7 +454,14 @@ def test_a_committed_draft_is_committed_once_and_not_abandoned(host: Host) -> No
     host.commit(draft, b"state")
     host.store.abandon(draft)
     with pytest.raises(ValueError, match="committed or abandoned"):
-        host.store.commit(draft, weights=WEIGHTS, engine=ENGINE, step=2, expires_at_s=EXPIRES_S)
+        host.store.commit(
+            draft,
+            order=next_order(),
+            weights=WEIGHTS,
+            engine=ENGINE,
+            step=2,
+            expires_at_s=EXPIRES_S,
+        )
     assert host.taken() == b"state"
 
 
@@ -466,7 +509,14 @@ def test_an_engine_that_writes_no_file_has_failed(
     draft = host.store.begin("session", "stage", 10)
     engine_writes(draft.path)
     with pytest.raises(EngineFailed, match="wrote no snapshot"):
-        host.store.commit(draft, weights=WEIGHTS, engine=ENGINE, step=1, expires_at_s=EXPIRES_S)
+        host.store.commit(
+            draft,
+            order=next_order(),
+            weights=WEIGHTS,
+            engine=ENGINE,
+            step=1,
+            expires_at_s=EXPIRES_S,
+        )
     assert host.files() == []
 
 
@@ -476,9 +526,9 @@ def test_an_engine_that_writes_no_file_has_failed(
 def test_a_snapshot_of_another_engine_or_other_weights_is_told(host: Host) -> None:
     host.park()
     with pytest.raises(SessionStateLost, match="made by the engine engine, not by another"):
-        host.store.take("session", "stage", engine="another", weights=WEIGHTS)
+        host.store.take("session", "stage", engine="another", weights=WEIGHTS, **any_order())
     with pytest.raises(SessionStateLost, match="made with other weights"):
-        host.store.take("session", "stage", engine=ENGINE, weights="others")
+        host.store.take("session", "stage", engine=ENGINE, weights="others", **any_order())
     assert host.taken() == b"state"
 
 
@@ -543,7 +593,7 @@ def test_a_state_that_is_missing_is_told(host: Host) -> None:
 def test_meta_data_of_another_session_are_not_trusted(host: Host) -> None:
     host.park(b"one", "one")
     theirs = host.only("*.parked").read_bytes()
-    host.store.remove("one", "stage")
+    host.store.remove("one", "stage", next_order())
     host.park(b"two", "two")
     host.only("*.parked").write_bytes(theirs)
     assert host.lost("two") == "the session's snapshot is damaged: it names another session"
@@ -561,7 +611,7 @@ def test_names_never_reach_the_file_system(host: Host, name: str) -> None:
     assert all(path.name.isascii() for path in host.files())
     with host.take(name, name) as taken:
         assert taken.path.read_bytes() == b"theirs"
-    host.store.remove(name, name)
+    host.store.remove(name, name, next_order())
     assert host.files() == []
 
 
@@ -613,6 +663,69 @@ def test_a_directory_that_was_cleaned_away_is_made_again(host: Host) -> None:
     assert host.taken() == b"again"
 
 
+# Which is the newer one
+
+
+def test_a_newer_snapshot_is_not_replaced_by_an_older_one(host: Host) -> None:
+    late = host.store.begin("session", "stage", 5)
+    newer = host.store.begin("session", "stage", 5)
+    host.commit(newer, b"newer", order=SnapshotOrder(1, 2, 1))
+    with pytest.raises(Fenced, match="a newer snapshot"):
+        host.commit(late, b"later", order=SnapshotOrder(1, 1, 9))
+    assert late.closed
+    assert host.taken() == b"newer"
+    assert sorted(path.suffix for path in host.files()) == [".parked", ".state"]
+
+
+def test_who_takes_a_snapshot_shuts_out_who_had_the_session_before(host: Host) -> None:
+    first = host.store.begin("session", "stage", 5)
+    host.commit(first, b"first", order=SnapshotOrder(1, 1, 1), step=4)
+    late = host.store.begin("session", "stage", 5)
+    wanted, taken = SnapshotOrder(1, 1, 1), SnapshotOrder(1, 2)
+    host.store.take(
+        "session", "stage", wanted=wanted, taken=taken, engine=ENGINE, weights=WEIGHTS
+    ).close()
+    with pytest.raises(Fenced):
+        host.commit(late, b"later", order=SnapshotOrder(1, 1, 2))
+    # Whoever comes next knows it by either name.
+    for known in (wanted, taken):
+        with host.store.take(
+            "session",
+            "stage",
+            wanted=known,
+            taken=SnapshotOrder(1, 3),
+            engine=ENGINE,
+            weights=WEIGHTS,
+        ) as again:
+            assert (again.step, again.path.read_bytes()) == (4, b"first")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [(SnapshotOrder(1, 2, 3), SnapshotOrder(1, 3)), (SnapshotOrder(1, 1), SnapshotOrder(1, 2))],
+    ids=["an older one", "one of a later opening"],
+)
+def test_a_snapshot_that_is_not_the_wanted_one_is_not_restored(
+    host: Host, wanted: SnapshotOrder, taken: SnapshotOrder
+) -> None:
+    draft = host.store.begin("session", "stage", 5)
+    host.commit(draft, b"state", order=SnapshotOrder(1, 2, 2))
+    with pytest.raises(SessionStateLost, match="not the one"):
+        host.store.take(
+            "session", "stage", wanted=wanted, taken=taken, engine=ENGINE, weights=WEIGHTS
+        )
+    assert host.taken() == b"state"
+
+
+def test_a_removal_leaves_what_is_newer(host: Host) -> None:
+    draft = host.store.begin("session", "stage", 5)
+    host.commit(draft, b"state", order=SnapshotOrder(1, 2, 1))
+    host.store.remove("session", "stage", SnapshotOrder(1, 1, 99))
+    assert len(host.files()) == 2
+    host.store.remove("session", "stage", SnapshotOrder(1, 2, 1))
+    assert host.files() == []
+
+
 # Threads and processes
 
 
@@ -621,20 +734,22 @@ def test_threads_that_park_and_take_the_same_session_see_whole_states(host: Host
     host.store = host.another_store()
     host.park(content(0, 5000), step=0)
     start = threading.Barrier(4)
+    whole: list[int] = []
 
     def work(first: int) -> None:
         start.wait()
         for step in range(first, first + 20):
-            host.park(content(step, 5000), step=step)
-            with host.take() as taken:
-                assert taken.step is not None
-                try:
+            # Another thread may have stored, taken or replaced a newer one since.
+            with suppress(Fenced, SessionStateLost, FileNotFoundError):
+                host.park(content(step, 5000), step=step)
+                with host.take() as taken:
+                    assert taken.step is not None
                     assert taken.path.read_bytes() == content(taken.step, 5000)
-                except FileNotFoundError:
-                    continue  # Replaced by another thread since.
+                    whole.append(taken.step)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, (100, 200, 300, 400)))
+    assert whole
     assert len(host.files()) == 2
 
 
@@ -685,7 +800,7 @@ def test_a_process_that_dies_at_any_call_of_a_commit_leaves_the_old_or_the_new_s
         with host.take() as taken:
             assert taken.step == found[-1]
         assert sorted(path.suffix for path in host.files()) == [".parked", ".state"]
-        host.store.remove("session", "stage")
+        host.store.remove("session", "stage", next_order())
         assert host.files() == []
         if outcome == "ended":
             break
@@ -710,7 +825,7 @@ def test_a_process_that_dies_at_any_call_of_a_removal_leaves_the_state_or_nothin
             assert host.taken() == OLD
         else:
             assert host.files() == []
-        host.store.remove("session", "stage")
+        host.store.remove("session", "stage", next_order())
         if outcome == "ended":
             break
         assert outcome == f"signal {signal.SIGKILL:d}"
@@ -739,7 +854,7 @@ def test_processes_that_share_the_store_and_are_killed_leave_no_more_than_what_i
     assert sum(place.drafts for place in places) == 0
     assert len(host.files()) == 2 * sum(place.snapshots for place in places)
     for index in range(3):
-        host.store.remove(f"session-{index}", "stage")
+        host.store.remove(f"session-{index}", "stage", next_order())
     assert host.files() == []
 
 
@@ -808,7 +923,7 @@ class Calls(RuleBasedStateMachine):
     def take(self, session: str, store: int) -> None:
         step, state, expires_at_s = self.committed.get(session, (0, b"", 0.0))
         try:
-            taken = self.stores[store].take(session, "stage", engine=ENGINE, weights=WEIGHTS)
+            taken = snapshot_process.take(self.stores[store], session)
         except SessionStateLost:
             assert expires_at_s <= self.host.clock.now_s
         else:
@@ -818,7 +933,7 @@ class Calls(RuleBasedStateMachine):
 
     @rule(session=SESSIONS, store=st.sampled_from((0, 1)))
     def remove(self, session: str, store: int) -> None:
-        self.stores[store].remove(session, "stage")
+        self.stores[store].remove(session, "stage", next_order())
         self.committed.pop(session, None)
 
     @rule(passed_s=st.integers(1, 10))

@@ -24,6 +24,7 @@ from protocol.native import (
     RequestInput,
     Reset,
     Respond,
+    Restore,
     Retrieve,
     SettingsInput,
     StepInput,
@@ -201,6 +202,7 @@ _STEPS: dict[type, Build] = {
     ),
     Interrupt: lambda said, ref: steps.Interrupt(ref),
     Reset: lambda said, ref: steps.Reset(said.parameters, ref),
+    Restore: lambda said, ref: steps.Restore(ref),
 }
 
 _ONE_SHOT: dict[type, Build] = {

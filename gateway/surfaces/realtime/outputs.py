@@ -149,6 +149,7 @@ _EVENTS: dict[type, Callable[[Any], list[wire.ServerEvent]]] = {
     client.Parked: lambda o: [],
     client.Restoring: lambda o: [],
     client.Restored: lambda o: [],
+    client.SnapshotFailed: lambda o: [],
     duplex.SpeechStarted: lambda o: [
         wire.SpeechStarted(item_id=o.item_id, audio_start_ms=int(o.audio_start_ms))
     ],

@@ -82,6 +82,7 @@ class OneShot:
                 self._act,
                 tenant="somebody",
                 priority=0,
+                durable_until_s=None,
                 peer=lambda other: self.bindings[other],
             )
             self.bindings[stage].bind()

@@ -69,6 +69,7 @@ class StepHarness:
                 self._act,
                 tenant="somebody",
                 priority=0,
+                durable_until_s=None,
                 peer=lambda other: self.bindings[other],
             )
             self.bindings[stage].bind()
@@ -103,11 +104,16 @@ class StepHarness:
 
     # The workers
 
-    def lose(self, stage: str = "world") -> None:
-        """The worker of `stage` dies."""
+    def lose(self, stage: str = "world", *, restorable: bool = False) -> None:
+        """The worker of `stage` dies; what it had stored last may be what comes back."""
         unapplied = self.bindings[stage].lost()
-        self.machine.stage_lost(stage, unapplied, self.now_ms)
+        self.machine.stage_lost(stage, unapplied, self.now_ms, restorable=restorable)
         self.bindings[stage].bind()
+
+    def restore(self, step: int) -> None:
+        """A new worker has the state after `step`, from the store."""
+        self.machine.stage_restored("world", step, self.now_ms)
+        self.come_back()
 
     def come_back(self, stage: str = "world", *, told: bool = True) -> None:
         """A new worker of `stage` opens the session."""

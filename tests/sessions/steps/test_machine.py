@@ -28,12 +28,14 @@ from sessions.steps import answers, flight
 from sessions.steps.events import (
     Interrupt,
     Reset,
+    Restore,
     StateLost,
     Step,
     StepDone,
     StepFailed,
     StepOutput,
     WasReset,
+    WasRestored,
 )
 from tests.sessions.steps.harness import FRAME, MOVE, StepHarness, chain, world
 
@@ -51,6 +53,8 @@ def said(outputs: list[StepOutput]) -> list[tuple[Any, ...]]:
                 short.append(("lost", output.committed_step, output.restorable_step))
             case WasReset():
                 short.append(("reset", output.committed_step))
+            case WasRestored():
+                short.append(("restored", output.committed_step))
             case Refused():
                 short.append(("refused", output.error.code, output.ref))
     return short
@@ -457,6 +461,67 @@ def test_a_reset_whose_worker_dies_is_done_by_the_next() -> None:
     assert len(harness.sent(Signal)) == 2
     harness.answer(harness.last_signal().command)
     assert said(harness.take()) == [("reset", 0)]
+
+
+# What was stored
+
+
+def test_a_step_goes_on_from_the_state_that_was_stored_after_the_last_one() -> None:
+    harness = StepHarness().after(2)
+    harness.lose(restorable=True)
+    harness.step(3)
+    assert harness.take() == []
+    harness.restore(2)
+    harness.produce()
+    harness.end(3)
+    assert said(harness.take()) == [("done", 3, 3)]
+
+
+def test_a_step_in_flight_fails_and_the_same_one_can_be_asked_for_again() -> None:
+    harness = StepHarness().after(2)
+    harness.step(3)
+    harness.lose(restorable=True)
+    harness.restore(2)
+    assert said(harness.take()) == [("failed", 3, 2, "engine_lost")]
+    harness.done(3)
+    assert said(harness.take()) == [("done", 3, 3)]
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["an earlier one", "one that nobody was told of"])
+def test_the_state_after_another_step_is_gone_on_from_when_the_client_says_so(step: int) -> None:
+    harness = StepHarness().after(2)
+    harness.lose(restorable=True)
+    harness.step(3)
+    harness.restore(step)
+    assert said(harness.take()) == [("failed", 3, 2, "session_state_lost"), ("lost", 2, step)]
+    harness.step(3)
+    assert said(harness.take()) == [("failed", 3, 2, "session_state_lost")]
+    harness.say(Restore())
+    harness.done(step + 1)
+    assert said(harness.take()) == [("restored", step), ("done", step + 1, step + 1)]
+
+
+def test_there_is_nothing_to_restore_where_nothing_is_lost_or_nothing_was_stored() -> None:
+    harness = StepHarness().after(1)
+    harness.say(Restore("r"))
+    harness.lose()
+    harness.say(Restore("s"))
+    assert said(harness.take()) == [
+        ("refused", "nothing_to_restore", "r"),
+        ("lost", 1, None),
+        ("refused", "nothing_to_restore", "s"),
+    ]
+
+
+def test_what_a_reset_in_flight_came_to_is_not_guessed() -> None:
+    harness = StepHarness().after(1)
+    harness.say(Reset({"seed": 2}))
+    harness.lose(restorable=True)
+    harness.restore(0)
+    assert said(harness.take()) == [("lost", 1, None)]
+    harness.answer(harness.last_signal().command)
+    harness.done(1)
+    assert said(harness.take()) == [("reset", 0), ("done", 1, 1)]
 
 
 # Several stages

@@ -47,6 +47,7 @@ from workers.control_events import (
     OperationDone,
     SendOutput,
     SendReport,
+    SessionFreed,
     SignalSession,
     StartTurn,
     Tick,
@@ -96,6 +97,7 @@ class SyntheticWorker:
                     del self.running[action.turn]
                 case FreeSession():
                     self.state = None
+                    self.tell(SessionFreed("s"))
                 case CancelTurn():
                     pass
 
@@ -147,6 +149,7 @@ class Together:
             self.act,
             tenant="somebody",
             priority=0,
+            durable_until_s=None,
             peer=lambda other: self.bindings[other],
         )
         self.bindings[STAGE] = self.binding

@@ -206,8 +206,9 @@ class I7Attachments(Invariant):
         if key in self._answers:
             self.count("commands answered again")
             self.check(answer == self._answers[key], f"{answers[0]} was {self._answers[key]}")
-            # While nobody is there an answer may be one too many to be kept.
-            alone = len(mine) == 1 or client.session_state is State.DETACHED
+            # While nobody is there an answer may be one too many to be kept, and end the work.
+            away = client.line.current is None or client.session_state is State.DETACHED
+            alone = len(mine) == 1 or away
             self.check(alone, f"{command} is carried out again: {mine}")
             return
         self.count("commands answered" if answers[0].error is None else "commands refused")

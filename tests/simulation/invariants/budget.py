@@ -19,11 +19,11 @@ from workers.control_events import (
     ConfigureSession,
     Emitted,
     Event,
-    FreeSession,
     GatewayUp,
     OpenSession,
     OperationDone,
     SendReport,
+    SessionFreed,
     ShuttingDown,
 )
 
@@ -50,6 +50,8 @@ class I3Budget(Invariant):
         """What a session whose settings change held before, and holds if they are taken."""
         self._asked: dict[tuple[str, str, str], Open | Configure] = {}
         """Commands that may come to nothing for want of bytes."""
+        self._answered: set[tuple[str, str, str]] = set()
+        """Those that were refused."""
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """Keep the account, and hold the worker's against it."""
@@ -61,13 +63,18 @@ class I3Budget(Invariant):
         match event:
             case CommandReceived(command=Open() | Configure() as command):
                 key = (worker.incarnation, command.fence.session, command.command)
-                self._asked[key] = command
+                # One that comes again is answered as it was.
+                if key not in self._answered:
+                    self._asked[key] = command
             case OperationDone() if event.session in held:
                 unchanged = (held[event.session],) * 2
                 earlier, wanted = self._changing.pop((worker.incarnation, event.session), unchanged)
                 held[event.session] = wanted if event.error is None else earlier
                 if event.session not in worker.engine.sessions:
                     del held[event.session]
+            case SessionFreed(error=None):
+                held.pop(event.session, None)
+                self._changing.pop((worker.incarnation, event.session), None)
             case Emitted() if any(
                 isinstance(a, CancelTurn) and a.turn == event.turn for a in actions
             ):
@@ -81,9 +88,6 @@ class I3Budget(Invariant):
                     if isinstance(action, ConfigureSession):
                         self._changing[worker.incarnation, action.session] = (earlier, wanted)
                     held[action.session] = max(wanted, earlier)
-                case FreeSession():
-                    held.pop(action.session, None)
-                    self._changing.pop((worker.incarnation, action.session), None)
                 case SendReport(report=TurnEnded(error=ErrorInfo() as error)):
                     if "budget" in error.message:
                         self.count("output refused for bytes")
@@ -106,7 +110,9 @@ class I3Budget(Invariant):
         places, error = self.deployment.profile.places, answer.error
         assert places is not None
         assert error is not None
-        command = self._asked.pop((worker.incarnation, answer.session, answer.command), None)
+        key = (worker.incarnation, answer.session, answer.command)
+        self._answered.add(key)
+        command = self._asked.pop(key, None)
         if command is None or error.code not in OUT_OF_BYTES or "needed" not in error.message:
             return
         kind = "settings" if isinstance(command, Configure) else "opens"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 
 from protocol.errors import ErrorInfo
-from protocol.messages import Answer, Close, Open, Report, TurnEnded
+from protocol.messages import Answer, Close, Open, Report, RoomWanted, TurnEnded
 from tests.simulation.profile import OUT_OF_BYTES
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
@@ -56,16 +56,16 @@ class I1Fence(Invariant):
         if refusal is not None:
             self.count(refusal)
             for action in actions:
+                # Who is to make room is looked at with whatever comes, once its time has come.
                 self.check(
-                    isinstance(action, DiscardPayload) or _is_fenced(action),
+                    isinstance(action, DiscardPayload) or _is_fenced(action) or _asks(action),
                     f"{worker.place} has accepted {known} of {fence.session}, yet does {action}"
                     f" for {event.gateway} with {fence}",
                 )
             return
         if known is None and isinstance(event.command, Open | Close):
-            # A close is fenced where an open of another waits for room.
-            closed = isinstance(event.command, Close) and opens
-            if closed or any(isinstance(action, OpenSession) for action in actions):
+            closes = isinstance(event.command, Close) and not any(map(_is_fenced, actions))
+            if closes or any(isinstance(action, OpenSession) for action in actions):
                 self._accepted[key] = (fence.epoch, fence.owner)
         elif known is not None and known != (fence.epoch, fence.owner):
             self.check(
@@ -115,6 +115,10 @@ def _finds_no_room(action: Action) -> bool:
     """Whether a session was there for as long as it took to see that."""
     error = _error(action)
     return error is not None and error.code in OUT_OF_BYTES and "needed" in error.message
+
+
+def _asks(action: Action) -> bool:
+    return isinstance(action, SendReport) and isinstance(action.report, RoomWanted)
 
 
 def _is_fenced(action: Action) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from protocol.messages import Close, Command
@@ -14,7 +15,7 @@ from tests.simulation.profile import GONE_MS, PARKS
 from tests.simulation.watch import Invariant
 from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
-from workers.control_events import Action, Event, FreeSession, OpenSession
+from workers.control_events import Action, Event, OpenSession, SessionFreed
 
 
 class I4NothingLeft(Invariant):
@@ -28,6 +29,8 @@ class I4NothingLeft(Invariant):
         "worlds that settled",
         "sessions that ended while they were parked",
         "snapshots left to their time",
+        "sessions that could not be freed at once",
+        "places held for a worker that cleans up",
     )
 
     def __init__(self, world: World) -> None:
@@ -35,6 +38,8 @@ class I4NothingLeft(Invariant):
         self._orphans: set[str] = set()
         """Sessions of gateways that died, or that ended while nobody could be told to forget
         their parked state."""
+        self._ended: defaultdict[str, set[str]] = defaultdict(set)
+        """By gateway, the sessions that ended while they were parked."""
         self._told: dict[tuple[str, str], tuple[SimulatedLink, str | None]] = {}
         """Who was told last that a session has ended, by session and stage."""
 
@@ -47,6 +52,7 @@ class I4NothingLeft(Invariant):
         for stage in PARKS:
             if (client.session, stage) in self.deployment.store.snapshots:
                 self.count("sessions that ended while they were parked")
+                self._ended[gateway.incarnation].add(client.session)
                 replicas = gateway.placement.of(stage)
                 if not any(replica.works(gateway.now_ms) for replica in replicas):
                     self._orphans.add(client.session)
@@ -66,7 +72,9 @@ class I4NothingLeft(Invariant):
         self._look_later(client.session)
 
     def gateway_died(self, gateway: GatewayProcess) -> None:
-        """Its sessions are gone from the workers in time as well."""
+        """Its sessions are gone from the workers in time as well. What others have left in the
+        store, and nobody was told of yet, it can have removed no more."""
+        self._orphans |= self._ended.pop(gateway.incarnation, set())
         for hosted in gateway.hosted.all():
             self.count("sessions of a dead gateway")
             self._orphans.add(hosted.id)
@@ -91,18 +99,28 @@ class I4NothingLeft(Invariant):
 
     def handled(self, worker: WorkerProcess, event: Event, actions: list[Action]) -> None:
         """A session that is freed has no account any more, unless it is opened anew."""
-        opened = {action.session for action in actions if isinstance(action, OpenSession)}
-        for action in actions:
-            if isinstance(action, FreeSession) and action.session not in opened:
-                held = worker.ledger.of(action.session)
-                self.check(not held, f"{worker.place} has freed {action.session} and keeps {held}")
+        if not isinstance(event, SessionFreed):
+            return
+        opened = any(isinstance(a, OpenSession) and a.session == event.session for a in actions)
+        held, there = worker.ledger.of(event.session), event.session in worker.engine.sessions
+        if event.error is None and not opened:
+            self.check(not held, f"{worker.place} has freed {event.session} and keeps {held}")
+        elif event.error is not None and there and self.deployment.profile.places is not None:
+            self.count("sessions that could not be freed at once")
+            self.check(bool(held), f"{worker.place} has not freed {event.session}: {held}")
 
     def stepped(self, process: Process) -> None:
         """The counts of what is held agree with each other."""
         if isinstance(process, GatewayProcess):
             hosted = process.hosted
             held = hosted.admission.held(process.pipeline.name)
-            self.check(held == len(hosted), f"{held} places for {len(hosted)} sessions")
+            lingering = len(hosted.lingering)
+            self.check(
+                held == len(hosted) + lingering,
+                f"{held} places for {len(hosted)} sessions, and {lingering} that linger",
+            )
+            if lingering:
+                self.count("places held for a worker that cleans up")
             if not self.deployment.profile.directory.slow:
                 records = len(hosted.directory)
                 if records > len(hosted):
@@ -136,6 +154,8 @@ class I4NothingLeft(Invariant):
             hosted = gateway.hosted
             self.check(len(hosted) == 0, f"{gateway.place} hosts {[h.id for h in hosted.all()]}")
             self.check(len(hosted.openings) == 0, f"{gateway.place} has opens that wait")
+            left = (len(hosted.lingering), len(hosted.forgetting))
+            self.check(left == (0, 0), f"{gateway.place} waits for workers: {left}")
             records = len(hosted.directory) - self._in_doubt(gateway)
             self.check(records == 0, f"{gateway.place} has records")
             self.check(hosted.deadlines.next_ms() is None, f"{gateway.place} has a timer")

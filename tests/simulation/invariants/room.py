@@ -37,6 +37,7 @@ from workers.control_events import (
     OperationDone,
     ParkSession,
     SendReport,
+    SessionFreed,
     StartTurn,
     TurnCommitted,
     TurnFinished,
@@ -63,6 +64,8 @@ class _Session:
     spoilt: bool = False
     """Whether its state was lost in a commit."""
     parking: bool = False
+    storing: bool = False
+    """Whether its state is written between two turns."""
     kept_ms: float | None = None
     """When its state could not be put away."""
     asked_ms: float | None = None
@@ -73,8 +76,9 @@ class _Session:
     def idle(self) -> bool:
         """Whether it can make room without any doubt, and nobody has asked it to."""
         untaken = any(self.taken[turn] < made for turn, made in self.made.items())
-        busy = self.runs or self.owed or untaken or self.spoilt or self.kept_ms or self.ever_asked
-        return self.parks and self.priority is not None and not busy
+        busy = self.runs or self.owed or untaken or self.spoilt or self.storing
+        doubtful = self.kept_ms or self.ever_asked
+        return self.parks and self.priority is not None and not busy and not doubtful
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -188,6 +192,10 @@ class I8Room(Invariant):
                     if any(command.fence.owner == gateway for command in opens.values()):
                         del here.opens[name]
                         here.waiting.pop(name, None)
+            case OperationDone(session=name) if (
+                name in here.sessions and here.sessions[name].storing
+            ):
+                here.sessions[name].storing = False
             case OperationDone() if event.session in here.sessions:
                 session = here.sessions[event.session]
                 session.progress_ms = now_ms
@@ -200,6 +208,8 @@ class I8Room(Invariant):
                     session.kept_ms = None if event.error is None else now_ms
                     if session.ever_asked and event.error is None:
                         self.count("sessions parked to make room")
+            case SessionFreed(error=None):
+                here.sessions.pop(event.session, None)
             case Emitted() if event.session in here.sessions:
                 here.sessions[event.session].made[event.turn] += 1
             case TurnFinished():
@@ -222,7 +232,11 @@ class I8Room(Invariant):
                 if here.waiting.pop(action.session, None) is not None:
                     self.count("opens that waited and were opened")
             case FreeSession():
-                here.sessions.pop(action.session, None)
+                # It can be asked for nothing, also where the engine cannot close it yet.
+                if (freed := here.sessions.get(action.session)) is not None:
+                    freed.parks = False
+            case ParkSession(stays=True):
+                here.sessions[action.session].storing = True
             case ParkSession():
                 here.sessions[action.session].parking = True
             case StartTurn():
@@ -265,7 +279,16 @@ class I8Room(Invariant):
         if not in_time or not waited.first or waited.large or small:
             return
         idle = self._idle(worker, here)
-        asked = [s for s in here.sessions.values() if s.parking or self._waited_for(s, now_ms)]
+        # A clock that jumps ends the wait before the next could be asked.
+        lately_ms = max(waited.since_ms, worker.jumped_ms)
+        jumped = worker.jumped_ms > waited.since_ms
+        asked = [
+            s
+            for s in here.sessions.values()
+            if s.parking
+            or self._waited_for(s, now_ms)
+            or (jumped and s.asked_ms is not None and s.asked_ms < lately_ms)
+        ]
         self.check(
             not idle or bool(asked),
             f"{worker.place} has no room for {name}, and has never asked {list(idle)}",

@@ -9,7 +9,15 @@ from typing import Any
 from sessions.client import Answered
 from sessions.lifecycle import CloseReason
 from sessions.steps.answers import REMEMBERED_ANSWERS
-from sessions.steps.events import Reset, StateLost, Step, StepDone, StepFailed, WasReset
+from sessions.steps.events import (
+    Reset,
+    StateLost,
+    Step,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+)
 from tests.simulation.client import Client
 from tests.simulation.rollout import Rollout
 from tests.simulation.steps import begun, checksum_of, folded
@@ -36,6 +44,7 @@ class _Loop:
     answers: dict[int, Any] = field(default_factory=dict)
     committed: int = 0
     lost: bool = False
+    restorable: int | None = None
     seed: int = 0
     seeds: list[int] = field(default_factory=list)
     commands: set[str] = field(default_factory=set)
@@ -61,6 +70,7 @@ class I5Steps(Invariant):
         "resets",
         "resets of a lost state",
         "steps refused for a lost state",
+        "lost states restored to an earlier step",
     )
 
     def __init__(self, world: World) -> None:
@@ -106,6 +116,14 @@ class I5Steps(Invariant):
                     f"{client.session} has lost {output}, but {loop.committed} was committed",
                 )
                 loop.lost = True
+                loop.restorable = output.restorable_step
+            case WasRestored(committed_step=step):
+                self.count("lost states restored to an earlier step")
+                self.check(
+                    loop.lost and step == loop.restorable,
+                    f"{client.session} is restored to {step}, and was told {loop.restorable}",
+                )
+                self._go_back(loop, step)
             case WasReset():
                 self.count("resets of a lost state" if loop.lost else "resets")
                 begins = {begun(seed) for seed in loop.seeds}
@@ -119,6 +137,18 @@ class I5Steps(Invariant):
                     told is None or told <= loop.committed + 1 or output.error is not None,
                     f"{client.session} says {told} is committed, but {loop.committed} is",
                 )
+
+    def _go_back(self, loop: _Loop, step: int) -> None:
+        """The state is the one after `step`: what came later never was.
+
+        That is a step that was committed, or one more of which nobody was told.
+        """
+        if step > loop.committed:
+            self._commit(loop, step)
+        loop.committed, loop.lost = step, False
+        loop.answers.clear()
+        for later in [number for number in loop.possible if number > step]:
+            del loop.possible[later]
 
     def _done(self, client: Client, loop: _Loop, answer: StepDone) -> None:
         step, pieces = answer.step, answer.outputs.get("frames", [])

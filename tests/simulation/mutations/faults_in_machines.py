@@ -169,6 +169,12 @@ MUTATIONS = (
         "        place = self._held[pipeline][session]\n",
     ),
     Mutation(
+        "a session more than the cores have room for is let in",
+        "sessions/compute.py",
+        "        if share * (self._open + 1) <= left:\n",
+        "        if share * self._open <= left:\n",
+    ),
+    Mutation(
         "who came last is let in first",
         "sessions/openings.py",
         "        insort(self._openings, opening, key=lambda known: -known.priority)\n",
@@ -397,8 +403,8 @@ MUTATIONS = (
     Mutation(
         "a session is freed before its state is written",
         "workers/session_control.py",
-        "steps.committed, expires_at_s))\n",
-        "steps.committed, expires_at_s))\n"
+        "self._next_order(), step, expires_at_s))\n",
+        "self._next_order(), step, expires_at_s))\n"
         "                self.operation_done(OperationDone(self.session), now_ms)\n",
     ),
     Mutation(
@@ -448,6 +454,30 @@ MUTATIONS = (
         "workers/session_control.py",
         '            self.turns.steps.restore(result.get("committed_step", 0))\n',
         "",
+    ),
+    Mutation(
+        "a state is written while a turn changes it",
+        "workers/session_control.py",
+        "            or self._busy is not None\n            or self.turns\n        ):\n",
+        "            or self._busy is not None\n        ):\n",
+    ),
+    Mutation(
+        "a restored state is taken for the one that was lost",
+        "sessions/steps/machine.py",
+        "        self._committed, self._restorable = self._restorable, None\n",
+        "        self._restorable = None\n",
+    ),
+    Mutation(
+        "a store that is full is told of after each turn",
+        "workers/session_control.py",
+        "        if error is None or not self._snapshot_failed:\n",
+        "        if error is None or self._snapshots:\n",
+    ),
+    Mutation(
+        "what an earlier opening has stored ends the session",
+        "workers/control.py",
+        "SnapshotOrder(fence.epoch, command.opening) < session.opened_as:",
+        "SnapshotOrder(fence.epoch, command.opening) <= session.opened_as:",
     ),
     Mutation(
         "an open waits for room for ever",

@@ -40,7 +40,10 @@ def read_state(path: Path, initial: State) -> dict[str, npt.NDArray[Any]]:
         if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
             raise SessionStateLost("the parked state is not whole")
         state = unpack(body)
-    except (OSError, InvalidRequest) as error:
+    except OSError as error:
+        reason = f"the parked state cannot be read: {error.strerror}"
+        raise SessionStateLost(reason) from error
+    except InvalidRequest as error:
         raise SessionStateLost(f"the parked state cannot be read: {error}") from error
     if not isinstance(state, dict) or _form(state) != _form(dict(initial)):
         raise SessionStateLost("the parked state is not this policy's")

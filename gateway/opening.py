@@ -1,0 +1,106 @@
+"""One call for a session: it waits for a place, and leaves nothing behind when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.clients import Clients
+from gateway.hosted import HostedSessions
+from gateway.hosting import OnPosition
+from protocol.errors import AntiphonError, InvalidRequest
+from sessions.actions import CloseRequested
+from sessions.lifecycle import CloseReason
+from sessions.openings import Opening, Position
+from sessions.pipeline import Pipeline
+from sessions.session import Session
+
+
+class SessionOpening:
+    """Somebody who waits for a session. Make it on a running loop.
+
+    `new_session` makes one that nothing knows of, and raises AntiphonError for what cannot be
+    opened; `begin` hosts it. `changed` is called when the queue may have.
+    """
+
+    def __init__(
+        self,
+        hosted: HostedSessions,
+        pipeline: Pipeline,
+        tenant: str,
+        new_session: Callable[[], Session],
+        begin: Callable[[Session], None],
+        on_position: OnPosition | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.result: asyncio.Future[Clients] = asyncio.get_running_loop().create_future()
+        """The clients of the session, once it is open."""
+        self.opening = Opening(
+            pipeline,
+            tenant,
+            pipeline.priority or 0,
+            self._begin,
+            self._stands,
+            self._refused,
+        )
+        self._hosted = hosted
+        self._new_session = new_session
+        self._host_session = begin
+        self._on_position = on_position
+        self._changed = changed
+
+    @property
+    def since_ms(self) -> float:
+        """When it was asked for (monotonic)."""
+        return self.opening.since_ms
+
+    async def opened(self, clock_ms: Callable[[], float]) -> Clients:
+        """The clients of the session, once it is open. Raises AntiphonError.
+
+        Cancelled at any point it closes what it had opened, and waits no more.
+        """
+        hosted, opening = self._hosted, self.opening
+        if hosted.admission.lacking(opening.pipeline, opening.tenant) is not None:
+            # What cannot be opened ends nobody's session.
+            self._new_session()
+        hosted.open(opening, clock_ms())
+        try:
+            if not (opening.trying or self.result.done()):
+                # Nor does it wait to be told so.
+                self._new_session()
+            self._changed()
+            return await self.result
+        except BaseException:
+            hosted.withdraw(opening, clock_ms())
+            done = self.result.done() and not self.result.cancelled()
+            if done and self.result.exception() is None:
+                session = self.result.result().session.identity.session
+                hosted.handle(session, CloseRequested(CloseReason.CLIENT), clock_ms())
+            self._changed()
+            raise
+
+    def _begin(self) -> None:
+        self._host_session(self._new_session())
+
+    def _stands(self, position: Position) -> None:
+        self._changed()
+        if self._on_position is not None:
+            self._on_position(position)
+
+    def _refused(self, error: AntiphonError) -> None:
+        self._changed()
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+def prioritised(pipeline: Pipeline, priority: int | None) -> Pipeline:
+    """The pipeline as a client has it that asks for this priority. Raises InvalidRequest."""
+    if priority is None:
+        return pipeline
+    if pipeline.priority is None or priority > pipeline.priority:
+        most = "none may be chosen" if pipeline.priority is None else f"{pipeline.priority}"
+        raise InvalidRequest(
+            f"the priority is at most that of the pipeline: {most}", field="priority"
+        )
+    return replace(pipeline, priority=priority)
