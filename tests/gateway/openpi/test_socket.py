@@ -390,3 +390,19 @@ async def test_robots_that_vanish_in_mid_episode_leave_nothing() -> None:
         assert engine.waiting == 0
         async with robot(url) as arm:
             assert (await arm.infer())["actions"][0, 0] == 1
+
+
+async def test_what_is_parked_outlives_its_worker(tmp_path: Path) -> None:
+    spec = {"snapshots": [SnapshotPlace(str(tmp_path), 1024 * 1024)]}
+    make = lambda _: VlaEngine.create(VlaOptions(policy=COUNTING))  # noqa: E731
+    async with (
+        serving_kind(pipeline(), make, spec=spec) as it,
+        robot(f"ws://127.0.0.1:{it.port}/v1/openpi/arm") as arm,
+    ):
+        session = arm.metadata["antiphon"]["session"]
+        for number in (1, 2):
+            assert (await arm.infer())["actions"][0, 0] == number
+        it.host.park_session(session)
+        await until(it.host, lambda: "parked" in happened(it.host, session))
+        await it.served.replace("act")
+        assert (await arm.infer())["actions"][0, 0] == 3
