@@ -30,10 +30,12 @@ from gateway.server import (
     server_config,
 )
 from gateway.surfaces.openpi import PolicyPort
+from protocol.allocator import keep_freed_memory
 from protocol.config import Config, GatewayConfig, check_binding, load_config
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
+from sessions.pipeline import Kind
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +94,8 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     named = catalogue(config)
+    if any(pipeline.kind is Kind.ROBOT for pipeline in named.pipelines.values()):
+        keep_freed_memory()
     metrics = GatewayMetrics(named.pipelines)
     host = GatewayHost(
         named.pipelines,

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import pydantic
 
+from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
 from protocol.errors import InvalidRequest
 from protocol.messages import RESET
@@ -117,6 +118,7 @@ class VlaEngine(Engine):
 
     async def load(self) -> None:
         """Load the policy, in its thread."""
+        keep_freed_memory()
         loop = asyncio.get_running_loop()
         metadata = pack(await loop.run_in_executor(self._thread, self.policy.load))
         if len(metadata) > METADATA_BYTES:
