@@ -25,6 +25,38 @@ def test_who_is_alone_does_not_wait_for_company() -> None:
     assert gathering.due_ms(3) == 105
 
 
+def test_those_that_come_one_upon_the_other_are_waited_for_up_to_a_bound() -> None:
+    gathering = Gathering(window_ms=5, batch=8)
+    gathering.answered(infer_ms=30, now_ms=50)
+    for at_ms, due_ms in ((100, 105), (104, 109), (108, 113), (127, 130)):
+        gathering.add(waiting(at_ms))
+        assert gathering.due_ms(9) == due_ms
+
+
+def test_a_fast_policy_is_not_waited_for_longer_than_it_takes() -> None:
+    gathering = Gathering(window_ms=5, batch=8)
+    gathering.answered(infer_ms=2, now_ms=50)
+    gathering.add(waiting(100))
+    assert gathering.due_ms(9) == 100.5
+    gathering.answered(infer_ms=60_000, now_ms=50)
+    gathering.add(waiting(104.5))
+    assert gathering.due_ms(9) == 109.5
+    gathering.add(waiting(149))
+    assert gathering.due_ms(9) == 150
+
+
+def test_who_waited_for_a_call_meets_those_whom_it_answered() -> None:
+    gathering = Gathering(window_ms=5, batch=8)
+    waited = waiting(10)
+    gathering.add(waited)
+    gathering.answered(infer_ms=30, now_ms=40)
+    assert gathering.due_ms(3) == 45
+    answered = waiting(43)
+    gathering.add(answered)
+    assert gathering.due_ms(3) == 48
+    assert gathering.take() == [waited, answered]
+
+
 def test_a_full_batch_does_not_wait() -> None:
     gathering = Gathering(window_ms=5, batch=2)
     first, second, third = waiting(1), waiting(2), waiting(3)

@@ -56,8 +56,8 @@ class VlaOptions(pydantic.BaseModel):
     """The policy's own."""
     batch: int = pydantic.Field(default=16, ge=1, le=1024)
     """How many observations go to the policy in one call at most."""
-    window_ms: float = pydantic.Field(default=2.0, ge=0, le=1000)
-    """How long an observation waits for others to go with it."""
+    window_ms: float = pydantic.Field(default=5.0, ge=0, le=1000)
+    """How long an observation waits for the next to go with it; less where the policy is fast."""
 
     @pydantic.model_validator(mode="after")
     def _policy_is_there(self) -> VlaOptions:
@@ -105,6 +105,7 @@ class VlaEngine(Engine):
         self._answers: dict[Waiting, asyncio.Future[Outcome]] = {}
         self._thread = ThreadPoolExecutor(1, "policy")
         self._running = False
+        self._begun_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._sessions = 0
         self.about: dict[str, Any] = {}
@@ -213,6 +214,7 @@ class VlaEngine(Engine):
             self._timer = loop.call_at(due_ms / 1000.0, self._go_on)
             return
         self._running = True
+        self._begun_ms = self._now_ms()
         batch = self._gathering.take()
         done = loop.run_in_executor(self._thread, _infer, self.policy, batch)
         done.add_done_callback(lambda outcomes: self._answered(batch, outcomes))
@@ -221,6 +223,8 @@ class VlaEngine(Engine):
         self._running = False
         if done.cancelled():
             return  # The engine is shut down.
+        now_ms = self._now_ms()
+        self._gathering.answered(now_ms - self._begun_ms, now_ms)
         for waiting, outcome in zip(batch, done.result(), strict=True):
             answer = self._answers.get(waiting)
             if answer is not None and not answer.done():
