@@ -249,11 +249,9 @@ def free_port() -> int:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process, all of its threads, in seconds."""
-    spent_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        spent_ns += int((task / "schedstat").read_text().split()[0])
-    return spent_ns / 1e9
+    """Processor time of a process, threads that have ended included, in seconds."""
+    # What clock_getcpuclockid(3) gives: the scheduler's clock of that process.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 if __name__ == "__main__":
