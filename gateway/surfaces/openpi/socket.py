@@ -118,7 +118,11 @@ class OpenPiSocket:
             pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
         )
         said = {} if secret is None else {"secret": secret}
-        self._welcome(connection, attachment.session, tenant, said)
+        try:
+            self._welcome(connection, attachment.session, tenant, said)
+        except BaseException:
+            attachment.close("client")
+            raise
         return attachment
 
     async def _come_back(
@@ -135,7 +139,11 @@ class OpenPiSocket:
             on_output=connection.on_output,
         )
         said = {"secret": attached.secret, "resumed": True}
-        self._welcome(connection, back.session, tenant, said)
+        try:
+            self._welcome(connection, back.session, tenant, said)
+        except BaseException:
+            attachment.detach()
+            raise
         return attachment
 
     def _welcome(
