@@ -46,4 +46,4 @@ format: ## let ruff format the code
 	@$(VENV)/ruff check --fix . && $(VENV)/ruff format .
 
 clean: ## remove the virtual environments and everything that was built
-	rm -rf .venv .venv-client build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-client .venv-openpi build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route, WebSocketRoute
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -23,6 +23,7 @@ from gateway.hosting import SessionHost
 from gateway.http_errors import HttpRefusal, can_answer, error_response
 from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.surfaces.native import NativeSessions, NativeStream
+from gateway.surfaces.openpi import OpenPiSocket
 from gateway.surfaces.realtime import RealtimeSocket
 from protocol.config import GatewayConfig
 from protocol.errors import AntiphonError, NotFound
@@ -42,11 +43,12 @@ def build_app(
     """The application that serves `host`. Starting and draining the host is the caller's."""
     access = Access(config)
     endpoints = _Endpoints(host, access, metrics)
-    app = Starlette(
-        routes=[
+    app = _guarded(
+        [
             WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
             *NativeSessions(host, access, metrics).routes(),
             WebSocketRoute("/v1/sessions/{session}/stream", NativeStream(host, access, metrics)),
+            WebSocketRoute("/v1/openpi/{pipeline}", OpenPiSocket(host, access, metrics)),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.healthz, methods=["GET"]),
             Route("/readyz", endpoints.readyz, methods=["GET"]),
@@ -54,6 +56,32 @@ def build_app(
             *AdminApi(host, access).routes(),
             WebSocketRoute("/{path:path}", _no_such_socket),
         ],
+        access,
+        metrics,
+    )
+    # Not a route for every path: a path that is known would be a file for a wrong method.
+    app.router.default = ConsoleFiles(console)
+    return app
+
+
+def build_policy_app(
+    host: SessionHost, config: GatewayConfig, metrics: GatewayMetrics, pipeline: str
+) -> Starlette:
+    """The application of a port of its own: OpenPI at any path, for one robot pipeline."""
+    access = Access(config)
+    return _guarded(
+        [
+            Route("/healthz", _policy_healthz, methods=["GET"]),
+            WebSocketRoute("/{path:path}", OpenPiSocket(host, access, metrics, pipeline)),
+        ],
+        access,
+        metrics,
+    )
+
+
+def _guarded(routes: list[BaseRoute], access: Access, metrics: GatewayMetrics) -> Starlette:
+    app = Starlette(
+        routes=routes,
         middleware=[Middleware(Guard, access=access, metrics=metrics)],
         exception_handlers={
             AntiphonError: _antiphon_error,
@@ -62,10 +90,13 @@ def build_app(
             Exception: _fault,
         },
     )
-    # Not a route for every path: a path that is known would be a file for a wrong method.
-    app.router.default = ConsoleFiles(console)
     app.router.redirect_slashes = False
     return app
+
+
+async def _policy_healthz(request: Request) -> Response:
+    """`GET /healthz`, in the words of OpenPI's own server."""
+    return PlainTextResponse("OK\n")
 
 
 class Guard:

@@ -18,9 +18,12 @@ from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import ToClient, TurnMeasured
 from sessions.client import Role
 from sessions.lifecycle import CloseReason, State
+from sessions.pipeline import Kind
 from sessions.session import Session
 
 _log = structlog.get_logger(__name__)
+
+_STEPS = (Kind.WORLD, Kind.ROBOT)
 
 
 class Bookkeeping:
@@ -83,7 +86,10 @@ class Bookkeeping:
         if (timeline := self.timelines.of(identity.session)) is not None:
             timeline.turn_ended(_now_ms(), turn)
             self.changed.set()
-        _log.info(
+        # A step is done many times a second: what is worth a line is one that was not.
+        quiet = hosted.session.pipeline.kind in _STEPS and turn.status == "completed"
+        log = _log.debug if quiet else _log.info
+        log(
             "turn_ended",
             session=identity.session,
             epoch=identity.epoch,

@@ -347,7 +347,7 @@ class GatewayHost:
         summary = self.summary(session, tenant)
         known = self._find(session, tenant).session
         return SessionDescription(
-            summary, known.settings, known.limits, known.identity.expires_at_s
+            summary, known.settings, known.limits, known.identity.expires_at_s, known.about
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
@@ -403,6 +403,12 @@ class GatewayHost:
     async def ready(self) -> None:
         """Wait until every required pipeline has a replica of each stage."""
         while not all(health.ready for health in self.health() if health.required):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def until_ready(self, pipeline: str, ready: bool) -> None:
+        """Wait until the pipeline has a replica of each stage, or until it has not."""
+        while any(it.name == pipeline and it.ready is not ready for it in self.health()):
             self._changed.clear()
             await self._changed.wait()
 

@@ -128,6 +128,8 @@ class SessionDescription:
     settings: Any
     limits: Limits
     expires_at_s: int
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the engine of each stage says of its model."""
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,25 @@ import msgspec
 import structlog
 import uvloop
 
-from gateway.app import build_app
+from gateway.app import build_app, build_policy_app
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
 from gateway.pipelines import catalogue
-from gateway.server import GatewayServer, check_tls, listen
+from gateway.server import (
+    POLICY_WS_MAX_BYTES,
+    GatewayServer,
+    bind,
+    check_tls,
+    listen,
+    server_config,
+)
+from gateway.surfaces.openpi import PolicyPort
+from protocol.allocator import keep_freed_memory
 from protocol.config import Config, GatewayConfig, check_binding, load_config
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
+from sessions.pipeline import Kind
 
 log = structlog.get_logger(__name__)
 
@@ -49,9 +59,20 @@ def main(arguments: list[str] | None = None) -> ExitStatus:
         check_tls(gateway.tls_cert, gateway.tls_key)
         workers = msgspec.json.decode(options.workers, type=list[WorkerAddress])
         listener = listen(gateway.host, gateway.port)
+        policy_listener = None
+        if gateway.openpi is not None:
+            policy_listener = bind(gateway.host, gateway.openpi.port, "gateway.openpi.port")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
-                _serve(config, gateway, workers, listener, options.ready_fd, options.lifeline_fd)
+                _serve(
+                    config,
+                    gateway,
+                    workers,
+                    listener,
+                    policy_listener,
+                    options.ready_fd,
+                    options.lifeline_fd,
+                )
             )
     except msgspec.DecodeError as error:
         print(f"gateway: --workers: {error}", file=sys.stderr)
@@ -67,11 +88,14 @@ async def _serve(
     gateway: GatewayConfig,
     workers: list[WorkerAddress],
     listener: socket.socket,
+    policy_listener: socket.socket | None,
     ready_fd: int | None,
     lifeline_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     named = catalogue(config)
+    if any(pipeline.kind is Kind.ROBOT for pipeline in named.pipelines.values()):
+        keep_freed_memory()
     metrics = GatewayMetrics(named.pipelines)
     host = GatewayHost(
         named.pipelines,
@@ -98,21 +122,45 @@ async def _serve(
     gc.freeze()
     try:
         async with asyncio.TaskGroup() as tasks:
-            saying = None
+            saying = policies = None
+            open_too = asyncio.Event()
+            if policy_listener is not None:
+                policy_port = _policy_port(host, gateway, metrics, policy_listener, open_too)
+                policies = tasks.create_task(policy_port.serve())
+            if gateway.openpi is None or host.resolve(gateway.openpi.model) not in named.required:
+                open_too.set()
             if ready_fd is not None:
-                saying = tasks.create_task(_say_ready(host, ready_fd, bound, port))
+                saying = tasks.create_task(_say_ready(host, open_too, ready_fd, bound, port))
             await server.serve(sockets=[listener])
-            if saying is not None:
-                saying.cancel()
+            for task in (saying, policies):
+                if task is not None:
+                    task.cancel()
     finally:
         host.close()
         log.info("stopped")
 
 
-async def _say_ready(host: GatewayHost, fd: int, bound: str, port: int) -> None:
-    """Write one line to the pipe `fd` once `/readyz` answers 200."""
+def _policy_port(
+    host: GatewayHost,
+    gateway: GatewayConfig,
+    metrics: GatewayMetrics,
+    listener: socket.socket,
+    opened: asyncio.Event,
+) -> PolicyPort:
+    assert gateway.openpi is not None
+    pipeline = host.resolve(gateway.openpi.model)
+    app = build_policy_app(host, gateway, metrics, pipeline)
+    config = server_config(app, POLICY_WS_MAX_BYTES, gateway.tls_cert, gateway.tls_key)
+    return PolicyPort(host, pipeline, listener, config, opened.set)
+
+
+async def _say_ready(
+    host: GatewayHost, open_too: asyncio.Event, fd: int, bound: str, port: int
+) -> None:
+    """Write one line to the pipe `fd` once `/readyz` answers 200, and another port is open."""
     try:
         await host.ready()
+        await open_too.wait()
         with contextlib.suppress(BrokenPipeError):
             os.write(fd, json.dumps({"host": bound, "port": port}).encode() + b"\n")
     finally:

@@ -119,6 +119,12 @@ class GatewayMetrics:
         self._errors = Counter(
             "antiphon_errors", "Errors told to clients, by code.", ["code"], registry=registry
         )
+        self._superseded = Counter(
+            "antiphon_observations_superseded",
+            "Observations answered with a newer one's actions, and not computed.",
+            ["pipeline"],
+            registry=registry,
+        )
         self._worker_up = Gauge(
             "antiphon_worker_up",
             "1 while the gateway has a link to the worker.",
@@ -222,6 +228,10 @@ class GatewayMetrics:
     def error_told(self, code: str) -> None:
         """A client was told of an error."""
         self._errors.labels(code).inc()
+
+    def observations_superseded(self, pipeline: str, count: int) -> None:
+        """So many observations were not computed, because a newer one had come."""
+        self._superseded.labels(pipeline).inc(count)
 
     def watch_egress(self, queue: Queue) -> None:
         """Count `queue` in the egress depth until `forget_egress`."""

@@ -19,6 +19,8 @@ from protocol.realtime import MAX_EVENT_BYTES
 
 WS_MAX_BYTES = MAX_EVENT_BYTES + 5 * 1024 * 1024
 """Frames up to this are read, so that a too long event can be answered; above: close 1009."""
+POLICY_WS_MAX_BYTES = 64 * 1024 * 1024
+"""The same for observations on a port of their own."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 60.0
 REQUEST_S = 20.0
@@ -35,6 +37,20 @@ BACKLOG = 1024
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises ConfigError when the address cannot be had."""
+    listener = bind(host, port)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _taken(host, port, error, "gateway.port") from None
+    return listener
+
+
+def bind(host: str, port: int, field: str = "gateway.port") -> socket.socket:
+    """A TCP socket that has its address and does not listen yet.
+
+    Raises ConfigError, naming `field`, when the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -45,15 +61,19 @@ def listen(host: str, port: int) -> socket.socket:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}. "
-            "Choose another with --port or ANTIPHON_PORT",
-            field="gateway.port",
-        ) from None
+        raise _taken(host, port, error, field) from None
     return listener
+
+
+def _taken(host: str, port: int, error: OSError, field: str) -> ConfigError:
+    advice = "Choose another with --port or ANTIPHON_PORT"
+    if field != "gateway.port":
+        advice = f"Choose another as {field}"
+    return ConfigError(
+        f"cannot listen on {host} port {port}: {error.strerror or error}. {advice}", field=field
+    )
 
 
 def check_tls(cert: Path | None, key: Path | None) -> None:
@@ -120,6 +140,32 @@ class _PromptHttp(H11Protocol):
             self.transport.close()
 
 
+def server_config(
+    app: ASGIApp, ws_max_bytes: int, tls_cert: Path | None = None, tls_key: Path | None = None
+) -> uvicorn.Config:
+    """How uvicorn serves `app`; WebSocket messages above `ws_max_bytes` end with close 1009."""
+    return uvicorn.Config(
+        app,
+        http=_PromptHttp,
+        ws="websockets-sansio",
+        ws_max_size=ws_max_bytes,
+        ws_ping_interval=PING_INTERVAL_S,
+        ws_ping_timeout=PING_TIMEOUT_S,
+        # Base64 audio and images do not get smaller, and compressing takes the loop's time.
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn, stopped by `stop` and not by signals, that drains sessions first."""
 
@@ -130,28 +176,7 @@ class GatewayServer(uvicorn.Server):
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=_PromptHttp,
-                ws="websockets-sansio",
-                ws_max_size=WS_MAX_BYTES,
-                ws_ping_interval=PING_INTERVAL_S,
-                ws_ping_timeout=PING_TIMEOUT_S,
-                # base64 audio does not get smaller, and compressing it takes the loop's time.
-                ws_per_message_deflate=False,
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                log_level="warning",
-                proxy_headers=False,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-                ssl_certfile=tls_cert,
-                ssl_keyfile=tls_key,
-            )
-        )
+        super().__init__(server_config(app, WS_MAX_BYTES, tls_cert, tls_key))
         logging.getLogger("uvicorn.error").addFilter(_clients_faults_are_no_errors)
         self._drain = drain
         self._stopped = asyncio.Event()

@@ -89,12 +89,21 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class OpenPiConfig(_Section):
+    """A port for clients of OpenPI, at any path, that is open while the robot pipeline `model`
+    is ready; on the address of the gateway, with its keys and certificate."""
+
+    port: Annotated[Whole, Field(ge=0, le=65535)] = 8000
+    model: Name
+
+
 class GatewayConfig(_Section):
     """Where the gateway listens and whom it lets in.
 
     `keys` open sessions, `admin_keys` also read `/v1/admin`. With no keys everyone
     who reaches the port is let in, which `check_binding` allows on loopback only.
-    `origins` and `hosts` are accepted beside the gateway's own.
+    `origins` and `hosts` are accepted beside the gateway's own. `openpi` is a port of its own
+    for robots.
     """
 
     host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
@@ -105,6 +114,7 @@ class GatewayConfig(_Section):
     hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    openpi: OpenPiConfig | None = None
 
 
 class StageConfig(BaseModel):
@@ -305,6 +315,7 @@ _OPTIONS = tuple(
     for section in (
         Config,
         GatewayConfig,
+        OpenPiConfig,
         ParkingConfig,
         PipelineConfig,
         EdgeConfig,
@@ -380,6 +391,7 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
     """What is wrong between fields that are each well-formed."""
     if (config.gateway.tls_cert is None) != (config.gateway.tls_key is None):
         yield ("gateway",), "tls_cert and tls_key belong together: set both or none"
+    yield from _openpi_contradictions(config)
     names = dict.fromkeys(config.pipelines, "a pipeline")
     for name, pipeline in config.pipelines.items():
         location: Location = ("pipelines", name)
@@ -404,6 +416,24 @@ def _contradictions(config: Config) -> Iterator[tuple[Location, str]]:
     for stage in config.stages:
         if stage not in used:
             yield ("stages", stage), "no pipeline uses this stage"
+
+
+def _openpi_contradictions(config: Config) -> Iterator[tuple[Location, str]]:
+    openpi = config.gateway.openpi
+    if openpi is None:
+        return
+    if openpi.port and openpi.port == config.gateway.port:
+        yield ("gateway", "openpi", "port"), "the gateway itself has this port"
+    served = [
+        pipeline
+        for name, pipeline in config.pipelines.items()
+        if openpi.model in (name, *pipeline.aliases)
+    ]
+    if not served:
+        yield ("gateway", "openpi", "model"), f"there is no pipeline {openpi.model}"
+    elif served[0].kind != "robot":
+        reason = f"{openpi.model} is of kind {served[0].kind}, and robots need one of kind robot"
+        yield ("gateway", "openpi", "model"), reason
 
 
 def _kind_contradictions(

@@ -20,6 +20,7 @@ class PayloadType(StrEnum):
     AUDIO = "audio"
     FRAMES = "frames"
     ACTIONS = "actions"
+    OBSERVATION = "observation"
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -31,6 +32,7 @@ class Payload(msgspec.Struct, frozen=True):
       `list[Message]` (below).
     - audio: mono PCM, `attributes["rate_hz"]` samples a second, dtype `<i2`.
     - arrays: C-contiguous, with `dtype` (numpy's `dtype.str`) and `shape`.
+    - observation, and actions beside their array: see `protocol.openpi.parts`.
 
     `attributes` holds small scalars only: what an engine says about the piece.
     """

@@ -111,6 +111,8 @@ class Binding:
         """The stages to whose workers the output of a turn that is under way goes by itself."""
         self.reserved: dict[str, int] = {}
         """What the worker has reserved for the session, in bytes by device."""
+        self.about: dict[str, Any] = {}
+        """What the engine says of its model to the session's clients."""
         self._tenant = tenant
         self._output = output
         self.state = BindingState.UNBOUND
@@ -289,6 +291,7 @@ class Binding:
         self._opened(answer)
         self.parks = self._priority is not None and answer.result.get("parks", False)
         self.state = BindingState.READY
+        self.about = answer.result.get("about", {})
         self._note_reserved(answer)
         self.send_waiting()
         return None

@@ -163,6 +163,11 @@ class Session:
         return self._stages.reserved
 
     @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What the engine of each stage says of its model to clients."""
+        return self._stages.about
+
+    @property
     def reserved_bytes(self) -> int:
         """All of that."""
         return sum(sum(held.values()) for held in self._stages.reserved.values())

@@ -95,6 +95,11 @@ class Stages:
         """What workers have reserved for the session: bytes by stage and device."""
         return {stage: binding.reserved for stage, binding in self._bindings.items()}
 
+    @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """What the engine of each stage says of its model."""
+        return {stage: binding.about for stage, binding in self._bindings.items()}
+
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
         return {stage: binding.worker for stage, binding in self._bindings.items()}

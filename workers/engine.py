@@ -128,6 +128,11 @@ class EngineSession(ABC):
         """
         return None
 
+    def describe(self) -> dict[str, Any]:
+        """What clients may be told of the model, once the session is open: a small map of what
+        msgpack has."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Free everything that the session holds. Running turns are cancelled before.

@@ -437,7 +437,8 @@ class Worker:
         self._sessions[action.session] = session
         self._transfers.opened(action.session, action.owner, action.output)
         parks = self._parking is not None and isinstance(session, ParkableSession)
-        return {"parks": True} if parks else {}
+        about = session.describe()
+        return {**({"parks": True} if parks else {}), **({"about": about} if about else {})}
 
     def _move(
         self, session: str, moving: Coroutine[Any, Any, dict[str, Any]], *, logged: bool = True

@@ -21,7 +21,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from gateway.egress import LOW_BYTES
-from gateway.surfaces.realtime.resume import RESUME_SUBPROTOCOL
+from gateway.surfaces.resume import RESUME_SUBPROTOCOL
 from tests.deployment import VOICE_CONFIG, Deployment
 from tests.end_to_end.conversation import Conversation, listening, speech
 from tests.gateway.test_metrics import documented_families

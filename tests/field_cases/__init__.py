@@ -29,6 +29,9 @@ elsewhere, which SHOWN names; some have both.
 | F31 | an event sees all earlier ones applied | SHOWN |
 | F32 | a duration is the samples sent | here |
 | F33 | the user's audio is kept in a ring | here, SHOWN |
+| F39 | a policy's call keeps nobody from the server | SHOWN |
+| F40 | each observation is used, or superseded by a newer one and counted | SHOWN |
+| F41 | an error is never taken for an action, and an answer is a map with actions | SHOWN |
 """
 
 from __future__ import annotations
@@ -117,5 +120,17 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "F33": (
         "tests/workers/speech_in/test_session.py"
         "::test_input_that_nobody_committed_is_dropped_with_notice",
+    ),
+    "F39": (
+        "tests/gateway/openpi/test_socket.py::test_f39_a_call_of_the_policy_holds_nobody_else_up",
+    ),
+    "F40": (
+        "tests/gateway/openpi/test_socket.py"
+        "::test_f23_f40_the_newest_observation_wins_and_each_is_answered",
+        "tests/gateway/openpi/test_socket.py::test_more_than_may_wait_are_answered_all_the_same",
+    ),
+    "F41": (
+        "tests/gateway/openpi/test_socket.py::test_f41_an_error_is_one_text_frame_and_then_a_close",
+        "tests/gateway/openpi/test_requests.py::test_an_answer_without_actions_is_no_answer",
     ),
 }

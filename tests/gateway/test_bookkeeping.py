@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.bookkeeping import Bookkeeping
+from gateway.hosted import Hosted
 from gateway.metrics import GatewayMetrics
 from protocol.errors import CapacityExceeded, EngineLost, ErrorInfo
+from sessions.actions import TurnMeasured
 from sessions.lifecycle import CloseReason
+from sessions.pipeline import Kind
 from sessions.session import Identity, Session
 from tests.sessions.harness import voice_pipeline
 
@@ -51,3 +56,21 @@ def test_the_end_of_a_session_is_logged_with_its_error(
         "reason": reason,
         "error": code,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "level"),
+    [
+        (Kind.DUPLEX, "completed", "info"),
+        (Kind.ROBOT, "failed", "info"),
+        (Kind.ROBOT, "completed", "debug"),
+        (Kind.WORLD, "completed", "debug"),
+    ],
+)
+def test_steps_that_are_done_have_no_line_in_the_log(kind: Kind, status: str, level: str) -> None:
+    session = Ended(None)
+    session.pipeline = replace(session.pipeline, kind=kind)
+    turn = TurnMeasured(1, "default", status, None, None, None, None, None, 0, None, {})
+    with capture_logs() as logs:
+        Bookkeeping(GatewayMetrics()).measured(cast(Hosted, SimpleNamespace(session=session)), turn)
+    assert [(log["event"], log["log_level"]) for log in logs] == [("turn_ended", level)]

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.clients import HostedAttachment
-from gateway.surfaces.realtime.upgrade import AHEAD_MESSAGES
+from gateway.surfaces.ahead import AHEAD_MESSAGES
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
 from sessions.openings import Position
 from tests.gateway.native_client import opened, requests

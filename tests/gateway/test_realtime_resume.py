@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
-from gateway.surfaces.realtime.resume import RESUME_SUBPROTOCOL
+from gateway.surfaces.resume import RESUME_SUBPROTOCOL
 from loadtest.synthetic_voice import (
     NoOptions,
     SpeakOptions,

@@ -1,4 +1,4 @@
-"""The environment of the official client, which `make setup-test` makes."""
+"""The environments of the official clients, which `make setup-test` makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def client_python() -> Path:
-    """The Python that has the official client and nothing of ours."""
-    python = ROOT / ".venv-client" / "bin" / "python"
+    """The Python that has the official Realtime client and nothing of ours."""
+    return _python(".venv-client")
+
+
+def openpi_python() -> Path:
+    """The Python that has the official OpenPI client (numpy < 2) and nothing of ours."""
+    return _python(".venv-openpi")
+
+
+def _python(environment: str) -> Path:
+    python = ROOT / environment / "bin" / "python"
     assert python.exists(), f"{python} is missing: run `make setup-test`"
     return python

@@ -14,6 +14,7 @@ from protocol.config import (
     GatewayConfig,
     LimitsConfig,
     Modality,
+    OpenPiConfig,
     ParkingConfig,
     PipelineConfig,
     StageConfig,
@@ -175,6 +176,21 @@ def test_keys_do_not_show(tmp_path: Path) -> None:
             "listen, to: think",
             "listen, to: speak",
             "14: pipelines.voice.edges: input can enter at one stage only",
+        ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {port: 8080, model: voice}}",
+            "1: gateway.openpi.port: the gateway itself has this port",
+        ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {model: gpt-realtime}}",
+            "1: gateway.openpi.model: gpt-realtime is of kind duplex, and robots need one of kind",
+        ),
+        (
+            "port: 8080}",
+            "port: 8080, openpi: {model: arm}}",
+            "1: gateway.openpi.model: there is no pipeline arm",
         ),
         ("  think:", "  spare: {engine: ar}\n  think:", "5: stages.spare: no pipeline uses"),
         (
@@ -354,10 +370,24 @@ def test_a_duplex_pipeline_speaks_and_has_no_steps(
     assert [line for line in found if line.startswith(problem)], found
 
 
+def test_robots_may_have_a_port_of_their_own() -> None:
+    robots = load_config(ROOT / "examples" / "robots.yaml", {})
+    assert robots.gateway.openpi is not None
+    assert (robots.gateway.openpi.port, robots.gateway.openpi.model) == (8000, "synthetic-any")
+    assert GatewayConfig().openpi is None
+
+
 def numbers() -> list[tuple[type[pydantic.BaseModel], str]]:
     """Every option of a section that is a number or a size."""
     found: list[tuple[type[pydantic.BaseModel], str]] = []
-    for section in (GatewayConfig, StageConfig, LimitsConfig, PipelineConfig, ParkingConfig):
+    for section in (
+        GatewayConfig,
+        OpenPiConfig,
+        StageConfig,
+        LimitsConfig,
+        PipelineConfig,
+        ParkingConfig,
+    ):
         for name, option in section.model_fields.items():
             kinds = (option.annotation, *get_args(option.annotation))
             while any(get_args(kind) for kind in kinds):

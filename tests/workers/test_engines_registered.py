@@ -16,13 +16,14 @@ from workers.engine_registry import engine_class
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["ar", "codec", "speech-in"])
+@pytest.mark.parametrize("name", ["ar", "codec", "speech-in", "vla"])
 def test_an_engine_is_registered(name: str) -> None:
     assert engine_class(name).outputs
 
 
-def test_the_example_fits_its_engines() -> None:
-    check_stages(read_config(ROOT / "examples" / "voice.yaml", {}))
+@pytest.mark.parametrize("example", ["voice.yaml", "robots.yaml"])
+def test_an_example_fits_its_engines(example: str) -> None:
+    check_stages(read_config(ROOT / "examples" / example, {}))
 
 
 def test_a_worker_process_starts_without_what_only_reads_configs() -> None:
@@ -36,7 +37,7 @@ def test_a_worker_process_starts_without_what_only_reads_configs() -> None:
 def test_naming_an_engine_loads_none_of_its_libraries() -> None:
     code = (
         "import sys; from workers.engine_registry import engine_class\n"
-        "for name in ('ar', 'codec', 'speech-in'): engine_class(name)\n"
+        "for name in ('ar', 'codec', 'speech-in', 'vla'): engine_class(name)\n"
         "print(*sys.modules)"
     )
     result = subprocess.run(

@@ -1,58 +1,14 @@
-"""Realtime connections whose session outlives them: an addition to the protocol, on request.
+"""What a Realtime client is told when its session outlives its connection.
 
-With `?resume=1` the first event says with which secret the client may come back, and the
-last event of what the session puts out at once carries its number. A connection to
-`?session=ID&cursor=N`, with the secret in the sub-protocol `antiphon-resume.SECRET`, goes on
-from there.
+The first event says with which secret it may come back, and the last event of what the session
+puts out at once carries its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from urllib.parse import parse_qs
-
 import msgspec
-from starlette.types import Scope
 
-from protocol.errors import InvalidRequest
 from sessions.client import Attached
-
-RESUME_SUBPROTOCOL = "antiphon-resume."
-
-
-@dataclass(frozen=True)
-class Return:
-    """A client that comes back: to which session, and what was the last it has of it."""
-
-    session: str
-    cursor: int | None
-    secret: str = field(repr=False)
-
-
-def wants_resume(scope: Scope) -> bool:
-    """Whether the session is to outlive its connection. Raises InvalidRequest."""
-    asked = _query(scope).get("resume", ["0"])[-1]
-    if asked not in ("0", "1"):
-        raise InvalidRequest("resume is 0 or 1", field="resume")
-    return asked == "1"
-
-
-def returning(scope: Scope) -> Return | None:
-    """Who comes back; None for who wants a new session. Raises InvalidRequest."""
-    query = _query(scope)
-    if "session" not in query:
-        return None
-    secret = _secret(scope["subprotocols"])
-    if secret is None:
-        raise InvalidRequest(
-            f"send the session's secret as the sub-protocol {RESUME_SUBPROTOCOL}SECRET",
-            field="session",
-        )
-    cursor = query.get("cursor", [""])[-1]
-    if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
-        raise InvalidRequest("the cursor is the last `sequence` that came", field="cursor")
-    return Return(query["session"][-1], int(cursor) if cursor else None, secret)
 
 
 def numbered(frames: list[str], sequence: int) -> list[str]:
@@ -72,14 +28,3 @@ def with_secret(frame: str, secret: str | None, attached: Attached | None) -> st
         }
     )
     return f'{frame[:-1]},"antiphon":{said.decode()}}}'
-
-
-def _secret(subprotocols: Sequence[str]) -> str | None:
-    for subprotocol in subprotocols:
-        if subprotocol.startswith(RESUME_SUBPROTOCOL):
-            return subprotocol.removeprefix(RESUME_SUBPROTOCOL)
-    return None
-
-
-def _query(scope: Scope) -> dict[str, list[str]]:
-    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)

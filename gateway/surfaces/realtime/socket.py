@@ -22,15 +22,10 @@ from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.realtime.resume import (
-    Return,
-    numbered,
-    returning,
-    wants_resume,
-    with_secret,
-)
+from gateway.surfaces.realtime.resume import numbered, with_secret
 from gateway.surfaces.realtime.translation import Translation
 from gateway.surfaces.realtime.upgrade import Upgrade
+from gateway.surfaces.resume import Return, returning, wants_resume
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
 from sessions.client import (
     Attached,

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Send
 
+from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.while_waiting import while_waiting
-from protocol.errors import InvalidRequest
 from sessions.openings import Position
-
-AHEAD_MESSAGES = 64
-AHEAD_BYTES = 1024 * 1024
-"""What is kept of a client that waits; who says more is refused."""
 
 Result = TypeVar("Result")
 
@@ -50,10 +45,8 @@ class Upgrade:
     def __init__(self, subprotocol: str | None, receive: Receive, send: Send) -> None:
         self.subprotocol = subprotocol
         self.accepted = False
-        self._receive = receive
+        self._ahead = Ahead(receive, skip=_is_audio)
         self._send = send
-        self._ahead: deque[Message] = deque()
-        self._ahead_bytes = 0
         self._position: Position | None = None
         self._moved = asyncio.Event()
 
@@ -67,7 +60,7 @@ class Upgrade:
 
     async def receive(self) -> Message:
         """The next message of the client: first those that came while it waited."""
-        return self._ahead.popleft() if self._ahead else await self._receive()
+        return await self._ahead.receive()
 
     def stands(self, position: Position) -> None:
         """Its open waits, and stands there now."""
@@ -79,31 +72,10 @@ class Upgrade:
     ) -> Result:
         """The result of `opening`, which is cancelled, or undone, when the client leaves first.
 
-        Raises what `opening` raises, and OSError when the client has left.
+        Raises what `opening` raises, OSError when the client has left, and InvalidRequest when it
+        says too much.
         """
-        return await while_waiting(opening, self._read_ahead(), self._tell(), undo=undo)
-
-    async def _read_ahead(self) -> None:
-        """Ends when the client has left. Raises InvalidRequest when it says too much.
-
-        It is read on all the time: its end, and its pongs, come behind what it says.
-        """
-        while True:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                self._ahead.append(message)
-                return
-            said = message.get("text") or message.get("bytes") or ""
-            if _is_audio(said):
-                continue
-            self._ahead.append(message)
-            self._ahead_bytes += len(said)
-            if len(self._ahead) > AHEAD_MESSAGES or self._ahead_bytes > AHEAD_BYTES:
-                raise InvalidRequest(
-                    f"before its session is open a client says at most {AHEAD_MESSAGES} events"
-                    f" of {AHEAD_BYTES} bytes together",
-                    code="too_many_events",
-                )
+        return await while_waiting(opening, self._ahead.until_gone(), self._tell(), undo=undo)
 
     async def _tell(self) -> None:
         """Say where the open stands, the newest position only. Ends when nobody takes it."""

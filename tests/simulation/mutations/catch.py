@@ -18,7 +18,6 @@ from tests.simulation.mutations.faults_in_machines import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("gateway", "protocol", "sessions", "workers", "tests/simulation")
-SEEDS = "0:200"
 TIMEOUT_S = 100.0
 
 
@@ -52,7 +51,7 @@ def catch(mutation: Mutation, *command: str) -> Catch:
     started_s = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="antiphon-mutation-") as directory:
         mutated(mutation, Path(directory))
-        seeds = ("tests.simulation", "--seeds", SEEDS, "--jobs", "1")
+        seeds = ("tests.simulation", "--seeds", mutation.seeds, "--jobs", "1")
         try:
             done = subprocess.run(
                 [sys.executable, "-m", *(command or seeds)],

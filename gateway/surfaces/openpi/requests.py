@@ -1,0 +1,173 @@
+"""The requests of one OpenPI connection: which run, which are superseded, what each is answered.
+
+Free of I/O; times are monotonic ms. Requests are answered in the order in which they came, each
+once. One step runs at a time; of the observations that wait only the newest is computed, and
+those before it are answered with its actions, said to be not fresh.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from protocol.errors import EngineFailed, InvalidRequest
+from protocol.openpi import from_parts, pack, to_parts, unpack
+from protocol.payloads import Payload, PayloadType
+from sessions.passed_on import MAX_INPUT_BYTES
+from sessions.steps.events import Reset, Step, StepDone, StepVerb
+
+MAX_PENDING = 16
+"""Requests that wait for an answer; who sends more is not read until there is room."""
+
+_ENDPOINT = "endpoint"
+_LABEL = "session_id"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a robot senses, to be answered with actions."""
+
+    inputs: list[Payload]
+
+
+@dataclass(frozen=True)
+class ResetAsked:
+    """The session is to begin anew."""
+
+
+Asked = Observed | ResetAsked
+
+
+def read_request(frame: bytes | str) -> Asked:
+    """What a client asks for. Raises InvalidRequest.
+
+    `endpoint`, if it is "infer" or "reset", is no part of the observation, and neither is the
+    `session_id` beside it: that is the client's own label, and a connection has one session.
+    """
+    if isinstance(frame, str):
+        raise InvalidRequest("an observation is a binary message", code="invalid_message")
+    if len(frame) > MAX_INPUT_BYTES:
+        raise InvalidRequest(
+            f"an observation has at most {MAX_INPUT_BYTES} bytes, not {len(frame)}",
+            code="payload_too_large",
+        )
+    observation = unpack(frame)
+    if not isinstance(observation, dict):
+        raise InvalidRequest("an observation is a map", code="invalid_message")
+    endpoint = observation.get(_ENDPOINT)
+    if isinstance(endpoint, str) and endpoint in ("infer", "reset"):
+        if endpoint == "reset":
+            return ResetAsked()
+        del observation[_ENDPOINT]
+        observation.pop(_LABEL, None)
+    return Observed(to_parts(PayloadType.OBSERVATION, observation))
+
+
+@dataclass(frozen=True)
+class _Request:
+    asked: Asked
+    received_ms: float
+
+
+class Requests:
+    """Of one connection to a session at `committed`, where step `in_flight` of an earlier
+    connection may still run: nobody waits for its answer, and ours begin after it."""
+
+    def __init__(self, committed: int, in_flight: int | None = None) -> None:
+        self.committed = committed
+        self.superseded = 0
+        """Observations that were answered without being computed, so far."""
+        self._stray = in_flight
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        """What the step or reset that runs answers; the last one is what it was begun for."""
+        self._unsent: deque[float] = deque()
+        """When the requests came whose answers are on their way to the client."""
+        self._prev_total_ms: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """Requests without an answer."""
+        return len(self._waiting) + len(self._running)
+
+    def ask(self, asked: Asked, now_ms: float) -> None:
+        """A request has come."""
+        self._waiting.append(_Request(asked, now_ms))
+
+    def begin(self) -> StepVerb | None:
+        """What is to be done next; None while something runs, or nothing waits."""
+        if self._running or self._stray is not None or not self._waiting:
+            return None
+        if isinstance(self._waiting[0].asked, ResetAsked):
+            self._running = [self._waiting.popleft()]
+            return Reset()
+        newest = self._waiting[0].asked
+        while self._waiting and isinstance(self._waiting[0].asked, Observed):
+            newest = self._waiting[0].asked
+            self._running.append(self._waiting.popleft())
+        assert isinstance(newest, Observed)
+        return Step(self.committed + 1, newest.inputs)
+
+    def step_over(self, step: int, committed: int) -> bool:
+        """A step has ended, well or not; whether it was one of this connection's."""
+        self.committed = committed
+        if step == self._stray:
+            self._stray = None
+            return False
+        return bool(self._running) and isinstance(self._running[-1].asked, Observed)
+
+    def done(self, done: StepDone, state: str, now_ms: float) -> list[bytes]:
+        """The answers that a step gives; `state` is the stage that keeps the policy.
+
+        Raises EngineFailed where its output is no map with `actions`.
+        """
+        pieces = [piece for port in done.outputs.values() for piece in port]
+        answer = from_parts(pieces)
+        if not isinstance(answer.get("actions"), np.ndarray):
+            raise EngineFailed("the policy's answer has no array of actions", code="no_actions")
+        answer.setdefault("policy_timing", {"infer_ms": _infer_ms(pieces, done, state)})
+        answered, self._running = self._running, []
+        self.superseded += len(answered) - 1
+        frames = []
+        for request in answered:
+            fresh = request is answered[-1]
+            said: dict[str, Any] = {"fresh": fresh, "step": done.step}
+            if not fresh:
+                said["reason"] = "superseded"
+            frames.append(self._answer({**answer, "antiphon": said}, request, now_ms))
+        return frames
+
+    def was_reset(self, now_ms: float) -> bytes | None:
+        """The answer to a reset: a map whose `actions` are none. None: nobody asked for it."""
+        self.committed = 0
+        if not self._running or not isinstance(self._running[-1].asked, ResetAsked):
+            return None
+        request = self._running.pop()
+        said = {"fresh": True, "step": 0, "reason": "reset"}
+        actions = np.zeros((0, 0), np.float32)
+        return self._answer({"actions": actions, "antiphon": said}, request, now_ms)
+
+    def sent(self, now_ms: float) -> None:
+        """An answer has been handed to the connection, the oldest that was not."""
+        if self._unsent:
+            self._prev_total_ms = now_ms - self._unsent.popleft()
+
+    def _answer(self, answer: dict[Any, Any], request: _Request, now_ms: float) -> bytes:
+        timing = {"infer_ms": now_ms - request.received_ms}
+        if self._prev_total_ms is not None:
+            timing["prev_total_ms"] = self._prev_total_ms
+        self._unsent.append(request.received_ms)
+        return pack({**answer, "server_timing": timing})
+
+
+def _infer_ms(pieces: list[Payload], done: StepDone, state: str) -> float:
+    """What the policy took, as it says itself, or its stage for the whole step."""
+    for piece in pieces:
+        said = piece.attributes.get("infer_ms")
+        if isinstance(said, int | float):
+            return float(said)
+    hops = done.timeline.get(state, {})
+    return float(hops.get("done", 0.0) - hops.get("started", 0.0))

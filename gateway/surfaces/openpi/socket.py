@@ -1,0 +1,325 @@
+"""The WebSocket of the OpenPI protocol, as `openpi-client` speaks it.
+
+A thin shell: observations become steps of a session, and what comes of them goes back through
+a bounded egress queue. The first frame is the policy's metadata. An error is one text frame,
+and the connection is closed (1011) behind it: what is binary would be taken for actions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from typing import Any
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from gateway.access import Access
+from gateway.hosting import Attachment, SessionHost
+from gateway.http_errors import can_answer, error_response
+from gateway.metrics import FrameCounts, GatewayMetrics
+from gateway.surfaces.ahead import Ahead
+from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
+from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
+from gateway.surfaces.outlet import Outlet
+from gateway.surfaces.resume import Return, returning, wants_resume
+from gateway.surfaces.while_waiting import while_waiting
+from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
+from protocol.openpi import pack, unpack
+from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
+from sessions.pipeline import Kind, StepRoles
+from sessions.steps.events import StepDone, StepFailed, WasReset
+
+log = structlog.get_logger(__name__)
+
+
+class OpenPiSocket:
+    """The ASGI application of `WS /v1/openpi/{pipeline}`, or of a whole port for `pipeline`.
+
+    Host and Origin are checked before it.
+    """
+
+    def __init__(
+        self,
+        host: SessionHost,
+        access: Access,
+        metrics: GatewayMetrics,
+        pipeline: str | None = None,
+    ) -> None:
+        self._host = host
+        self._access = access
+        self._metrics = metrics
+        self._only = pipeline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until it ends."""
+        message = await receive()
+        if message["type"] != "websocket.connect":
+            return
+        connection = _Connection(self._metrics, receive, send)
+        refusal: AntiphonError | None = None
+        try:
+            tenant = self._access.tenant(scope, scope["subprotocols"])
+            pipeline = self._pipeline(scope)
+            back = returning(scope)
+            resumable = wants_resume(scope)
+        except AntiphonError as error:
+            self._metrics.open_refused(error.code)
+            log.info("open_refused", surface="openpi", code=error.code)
+            if can_answer(scope):
+                await error_response(error)(scope, receive, send)
+                return
+            refusal = error
+        try:
+            # At once: a client gives an upgrade 10 s, and waits for its metadata for ever.
+            await send({"type": "websocket.accept", "subprotocol": None, "headers": []})
+        except OSError:
+            return  # The client hung up during the upgrade.
+        if refusal is not None:
+            await connection.refuse(refusal)
+            return
+        try:
+            if back is None:
+                secret = f"secret_{secrets.token_hex(12)}" if resumable else None
+                opening = self._open(connection, pipeline, tenant, secret)
+            else:
+                opening = self._come_back(connection, pipeline, tenant, back)
+            attachment = await while_waiting(
+                opening, connection.ahead.until_gone(), undo=lambda opened: opened.close("client")
+            )
+        except AntiphonError as error:
+            self._metrics.open_refused(error.code)
+            log.info("open_refused", surface="openpi", code=error.code)
+            await connection.refuse(error)
+            return
+        except OSError:
+            log.info("open_given_up", surface="openpi")
+            return
+        try:
+            await connection.run(attachment)
+        finally:
+            if connection.goodbye:
+                attachment.close("client")
+            else:
+                attachment.detach()
+
+    def _pipeline(self, scope: Scope) -> str:
+        """The pipeline that the client means. Raises NotFound."""
+        name = self._only or self._host.resolve(scope["path_params"]["pipeline"])
+        if self._host.pipelines[name].kind is not Kind.ROBOT:
+            raise NotFound(f"{name} serves no robots", field="model", code="model_not_found")
+        return name
+
+    async def _open(
+        self, connection: _Connection, pipeline: str, tenant: str, secret: str | None
+    ) -> Attachment:
+        attachment = await self._host.open(
+            pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
+        )
+        said = {} if secret is None else {"secret": secret}
+        try:
+            self._welcome(connection, attachment.session, tenant, said)
+        except BaseException:
+            attachment.close("client")
+            raise
+        return attachment
+
+    async def _come_back(
+        self, connection: _Connection, pipeline: str, tenant: str, back: Return
+    ) -> Attachment:
+        if self._host.summary(back.session, tenant).pipeline != pipeline:
+            raise NotFound(f"{pipeline} has no such session", code="session_not_found")
+        attachment, attached = await self._host.attach(
+            back.session,
+            tenant=tenant,
+            role=Role.CONTROLLER,
+            secret=back.secret,
+            cursor=None,
+            on_output=connection.on_output,
+        )
+        said = {"secret": attached.secret, "resumed": True}
+        try:
+            self._welcome(connection, back.session, tenant, said)
+        except BaseException:
+            attachment.detach()
+            raise
+        return attachment
+
+    def _welcome(
+        self, connection: _Connection, session: str, tenant: str, said: dict[str, Any]
+    ) -> None:
+        """The metadata: what the policy says, and how the session is called."""
+        description = self._host.describe(session, tenant)
+        pipeline = self._host.pipelines[description.summary.pipeline]
+        state = StepRoles.of(pipeline).state
+        packed = description.about.get(state, {}).get("metadata")
+        metadata = unpack(packed) if packed is not None else {}
+        metadata["antiphon"] = {
+            "session": session,
+            "committed_step": connection.committed,
+            "resumed": False,
+            **said,
+        }
+        connection.begin(pipeline.name, state, pack(metadata))
+
+
+class _Connection:
+    """One connection and its session, from the upgrade to the close."""
+
+    def __init__(self, metrics: GatewayMetrics, receive: Receive, send: Send) -> None:
+        self.goodbye = False
+        """Whether the client said that it wants no more of its session."""
+        self.ahead = Ahead(receive)
+        self._metrics = metrics
+        self._frames: FrameCounts = metrics.frames("openpi")
+        self._send = send
+        self._outlet = Outlet(self._sent, self._frames, self._on_blocked)
+        self._egress = self._outlet.egress
+        self._attachment: Attachment | None = None
+        self._requests = Requests(0)
+        self._pipeline = self._state = ""
+        self._welcomed = False
+        """Whether the metadata was sent: what follows are answers."""
+        self._over = False
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def committed(self) -> int:
+        """The session's last committed step, as far as this connection was told."""
+        return self._requests.committed
+
+    def begin(self, pipeline: str, state: str, metadata: bytes) -> None:
+        """The session is there; `state` is its stage with the policy."""
+        self._pipeline, self._state = pipeline, state
+        if not self._over:
+            self._egress.put(metadata)
+
+    def on_output(self, sequence: int, output: Any) -> None:
+        """Answer what the session says; all that is nobody's answer has no frame here."""
+        if self._over:
+            return
+        now_ms = self._now_ms()
+        match output:
+            case Attached(snapshot=stands):
+                self._requests = Requests(stands.committed_step, stands.in_flight)
+            case StepDone(step=step, committed_step=committed):
+                if self._requests.step_over(step, committed):
+                    self._answer(output, now_ms)
+            case StepFailed(step=step, committed_step=committed, error=error):
+                if self._requests.step_over(step, committed):
+                    self._fail(error)
+            case WasReset():
+                answer = self._requests.was_reset(now_ms)
+                if answer is not None:
+                    self._egress.put(answer)
+            case Refused(error=error):
+                self._fail(error)
+            case SessionEnded(reason=reason, error=error):
+                ending = farewell(reason, error)
+                if ending.error is not None:
+                    self._fail(ending.error)
+                elif self._requests.pending:
+                    self._fail(_closed(reason))
+                else:
+                    self._finish(ending.code, ending.reason)
+            case LetGo(reason=reason):
+                self._fail(_closed(reason))
+        self._go_on()
+
+    def _answer(self, done: StepDone, now_ms: float) -> None:
+        before = self._requests.superseded
+        try:
+            frames = self._requests.done(done, self._state, now_ms)
+        except AntiphonError as error:
+            self._fail(error.info())
+            return
+        for frame in frames:
+            self._egress.put(frame)
+        self._metrics.observations_superseded(self._pipeline, self._requests.superseded - before)
+
+    async def refuse(self, error: AntiphonError) -> None:
+        """Say why there is no session, and close."""
+        self._fail(error.info())
+        with contextlib.suppress(OSError):  # The client may hang up first.
+            await self._outlet.run()
+
+    async def run(self, attachment: Attachment) -> None:
+        """Carry frames both ways until either side ends it."""
+        self._attachment = attachment
+        self._metrics.watch_egress(self._egress)
+        try:
+            await self._outlet.carry(
+                self._read(attachment), attachment.session, lambda: self._stalled(attachment)
+            )
+        finally:
+            self._metrics.forget_egress(self._egress)
+
+    def _stalled(self, attachment: Attachment) -> None:
+        log.info("client_does_not_read", session=attachment.session)
+
+    async def _read(self, attachment: Attachment) -> None:
+        while True:
+            await self._egress.room()
+            while self._requests.pending >= MAX_PENDING and not self._over:
+                self._room.clear()
+                await self._room.wait()
+            message = await self.ahead.receive()
+            if message["type"] == "websocket.disconnect":
+                self.goodbye = message.get("code") == 1000
+                return
+            if self._over:
+                continue  # It spoke before it read that this is over.
+            self._frames.received += 1
+            received_ms = self._now_ms()
+            text = message.get("text")
+            try:
+                asked = read_request(message["bytes"] if text is None else text)
+            except AntiphonError as error:
+                self._fail(error.info())
+                continue
+            await attachment.room()
+            self._requests.ask(asked, received_ms)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Hand the session what is next, if it has nothing to do."""
+        if self._requests.pending < MAX_PENDING or self._over:
+            self._room.set()
+        if self._over or self._attachment is None:
+            return
+        verb = self._requests.begin()
+        if verb is not None:
+            self._attachment.send(verb)
+
+    def _fail(self, error: ErrorInfo) -> None:
+        """One text frame, and the end. Nothing binary follows."""
+        if self._over:
+            return
+        self._metrics.error_told(error.code)
+        self._egress.put(f"{error.code}: {error.message}")
+        self._finish(CLOSE_INTERNAL, error.code)
+
+    def _finish(self, code: int, reason: str) -> None:
+        self._over = True
+        self._outlet.finish(code, reason)
+        self._room.set()
+
+    async def _sent(self, message: Any) -> None:
+        await self._send(message)
+        if message["type"] == "websocket.send" and message.get("bytes") is not None:
+            if self._welcomed:
+                self._requests.sent(self._now_ms())
+            self._welcomed = True
+
+    def _on_blocked(self, blocked: bool) -> None:
+        if self._attachment is not None:
+            self._attachment.set_blocked(blocked)
+
+    def _now_ms(self) -> float:
+        return self._loop.time() * 1000.0
+
+
+def _closed(reason: str) -> ErrorInfo:
+    return ErrorInfo("session_closed", ErrorKind.SERVER, f"The session ended here: {reason}.")

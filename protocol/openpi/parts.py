@@ -1,0 +1,96 @@
+"""A map of arrays as the payloads of a step: each array one payload, all the rest another.
+
+So an array crosses to its engine as what it is, by whatever connector its edge has, and who
+speaks another protocol can make one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from protocol.arrays import array_of, array_payload
+from protocol.errors import InvalidRequest
+from protocol.openpi.msgpack_numpy import MAX_DEPTH, pack, unpack
+from protocol.payloads import Payload, PayloadType
+
+KEY = "key"
+"""The attribute that says where an array belongs: its keys from the top, joined by `BELOW`."""
+BELOW = "\0"
+MAX_ARRAYS = 256
+"""Payloads of one map; further arrays go with the rest."""
+
+
+def to_parts(type: PayloadType, members: dict[Any, Any]) -> list[Payload]:
+    """The payloads of a map; their data are views of its arrays.
+
+    Arrays that only lists or keys of bytes lead to go with the rest. Raises InvalidRequest for
+    what has no place on the wire.
+    """
+    parts: list[Payload] = []
+    rest = _take_arrays(type, members, "", parts)
+    if rest or not parts:
+        parts.append(Payload(type, pack(rest)))
+    return parts
+
+
+def from_parts(parts: Iterable[Payload]) -> dict[Any, Any]:
+    """The map of these payloads; its arrays are read-only views of their data.
+
+    Raises InvalidRequest where they do not make one.
+    """
+    members: dict[Any, Any] = {}
+    arrays: list[tuple[str, Any]] = []
+    for part in parts:
+        if part.dtype:
+            key = part.attributes.get(KEY)
+            if not isinstance(key, str):
+                raise InvalidRequest(f"an array without the attribute {KEY!r}", field="inputs")
+            arrays.append((key, array_of(part)))
+            continue
+        rest = unpack(part.data)
+        if not isinstance(rest, dict):
+            raise InvalidRequest("a map is expected beside the arrays", field="inputs")
+        members.update(rest)
+    for key, array in arrays:
+        _put(members, key.split(BELOW), array)
+    return members
+
+
+def _take_arrays(
+    type: PayloadType, members: dict[Any, Any], above: str, parts: list[Payload], depth: int = 0
+) -> dict[Any, Any]:
+    """Moves arrays into `parts`; what remains."""
+    rest = {}
+    for key, value in members.items():
+        if isinstance(key, str) and BELOW not in key:
+            # Of dtypes that `Payload` cannot name the wire's own coding is taken.
+            if (
+                isinstance(value, np.ndarray)
+                and value.dtype.kind in "biuf"
+                and len(parts) < MAX_ARRAYS
+            ):
+                parts.append(array_payload(type, value, **{KEY: above + key}))
+                continue
+            if isinstance(value, dict) and value and depth < MAX_DEPTH:
+                left = _take_arrays(type, value, above + key + BELOW, parts, depth + 1)
+                if left:
+                    rest[key] = left
+                continue
+        rest[key] = value
+    return rest
+
+
+def _put(members: dict[Any, Any], path: list[str], array: Any) -> None:
+    if len(path) > MAX_DEPTH:
+        raise InvalidRequest(f"an array {len(path)} keys deep", field="inputs")
+    for key in path[:-1]:
+        below = members.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise InvalidRequest(f"{key!r:.64} is a map and something else", field="inputs")
+        members = below
+    if path[-1] in members:
+        raise InvalidRequest(f"{path[-1]!r:.64} is there twice", field="inputs")
+    members[path[-1]] = array

@@ -1,0 +1,146 @@
+"""The official OpenPI client, unmodified and in an environment of its own, is served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deployment import Deployment
+from tests.official_client.environment import ROOT, openpi_python
+
+SCENARIOS = ROOT / "tests" / "official_client" / "robots.py"
+KEY = "a-key-for-robots"
+LIMIT_S = 90
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
+
+CONFIG = """
+gateway:
+  keys: [{key}]
+  openpi: {{port: {port}, model: arm}}
+stages:
+  act: {{engine: vla, policy: "tests.workers.vla.policies:Counting"}}
+pipelines:
+  arm:
+    kind: robot
+    required: true
+    outputs: {{actions: act}}
+    limits: {{sessions: 32}}
+"""
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A deployment of one policy that counts, with a key."""
+    config = tmp_path_factory.mktemp("robots") / "robots.yaml"
+    # A gateway that is started again takes the ports that it was told, so it has to be told some.
+    own, gateways = free_ports(2)
+    config.write_text(CONFIG.format(key=KEY, port=own))
+    environment = {"PYTHONPATH": str(ROOT)}
+    with Deployment(
+        config, "--port", str(gateways), key=KEY, environment=environment
+    ) as deployment:
+        yield deployment
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def policy_port(deployment: Deployment) -> int:
+    """Where the port of its own was opened last."""
+    opened = [json.loads(line) for line in list(deployment.log) if '"policy_port_open"' in line]
+    assert opened, "\n".join(deployment.log)
+    return int(opened[-1]["port"])
+
+
+def play(deployment: Deployment, scenario: str, uri: str | None = None) -> None:
+    """Have the client play a scenario to its end."""
+    result = subprocess.run(
+        command(scenario, uri or f"ws://127.0.0.1:{policy_port(deployment)}"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    said = "\n".join([result.stdout, result.stderr, *list(deployment.log)[-30:]])
+    assert result.returncode == 0, said
+    assert result.stdout == f"ok {scenario}\n"
+
+
+def command(scenario: str, uri: str) -> list[str]:
+    """What runs a scenario."""
+    return [str(openpi_python()), str(SCENARIOS), "--uri", uri, "--key", KEY, scenario]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "policy_loop",
+        "action_chunk_broker",
+        "errors",
+        "slow_call",
+        "odd_arrays",
+        "ten_at_once",
+        "without_key",
+    ],
+)
+def test_the_official_client_is_served_on_a_port_of_its_own(arm: Deployment, scenario: str) -> None:
+    play(arm, scenario)
+
+
+def test_the_official_client_is_served_at_the_path_of_a_pipeline(arm: Deployment) -> None:
+    play(arm, "policy_loop", f"{arm.ws_url}/v1/openpi/arm")
+
+
+def test_its_health_is_on_the_same_port(arm: Deployment) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{policy_port(arm)}/healthz")
+    assert (answer.status_code, answer.text) == (200, "OK\n")
+
+
+def test_the_client_comes_back_after_the_gateway_was_killed(arm: Deployment) -> None:
+    uri = f"ws://127.0.0.1:{policy_port(arm)}"
+    with subprocess.Popen(
+        command("restart", uri), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "connected\n"
+        arm.kill("gateway")
+        output, _ = client.communicate("\n", timeout=LIMIT_S)
+    assert (client.returncode, output) == (0, "ok restart\n")
+
+
+def test_every_session_of_the_client_has_ended(arm: Deployment) -> None:
+    arm.until(lambda: not arm.get("/v1/admin/sessions").json()["sessions"])
+
+
+def test_the_example_serves_any_observation(tmp_path: Path) -> None:
+    example = (ROOT / "examples" / "robots.yaml").read_text()
+    config = tmp_path / "robots.yaml"
+    config.write_text(example.replace("port: 8000", "port: 0"))
+    ask = """
+import sys, numpy as np
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+policy = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
+assert policy.get_server_metadata()["policy"] == "synthetic-any"
+answer = policy.infer({"whatever": np.arange(5), "it": {"is": "called"}})
+assert answer["actions"].shape == (50, 32)
+again = policy.infer({"whatever": np.arange(5), "it": {"is": "different"}})
+assert not np.array_equal(answer["actions"], again["actions"])
+"""
+    with Deployment(config) as deployment:
+        subprocess.run(
+            [openpi_python(), "-c", ask, str(policy_port(deployment))], check=True, timeout=LIMIT_S
+        )

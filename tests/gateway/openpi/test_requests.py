@@ -1,0 +1,156 @@
+"""The requests of one OpenPI connection, without a connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.surfaces.openpi.requests import (
+    Observed,
+    Requests,
+    ResetAsked,
+    read_request,
+)
+from protocol.errors import EngineFailed, InvalidRequest
+from protocol.openpi import from_parts, pack, to_parts, unpack
+from protocol.payloads import Payload, PayloadType
+from sessions import passed_on
+from sessions.steps.events import Reset, Step, StepDone
+
+
+def observed(number: int = 0) -> Observed:
+    return Observed([Payload(PayloadType.OBSERVATION, bytes([number]))])
+
+
+def done(step: int, answer: dict[str, Any] | None = None, **timeline: float) -> StepDone:
+    answer = {"actions": np.full((2, 1), step, "<f4")} if answer is None else answer
+    parts = to_parts(PayloadType.ACTIONS, answer)
+    return StepDone(step, step, {"actions": parts}, {"act": timeline})
+
+
+def begun(requests: Requests) -> Step:
+    verb = requests.begin()
+    assert isinstance(verb, Step)
+    return verb
+
+
+def finished(requests: Requests, step: StepDone, now_ms: float) -> list[dict[str, Any]]:
+    """What is answered when a step of this connection has been done."""
+    assert requests.step_over(step.step, step.committed_step)
+    return [unpack(frame) for frame in requests.done(step, "act", now_ms)]
+
+
+def test_each_request_is_a_step_and_answered_with_its_timing() -> None:
+    requests = Requests(committed=0)
+    assert requests.begin() is None
+    requests.ask(observed(), 100)
+    assert begun(requests).step == 1
+    assert requests.begin() is None
+    (answer,) = finished(requests, done(1, started=3.0, done=9.5), 130)
+    assert answer["actions"].tolist() == [[1.0], [1.0]]
+    assert answer["server_timing"] == {"infer_ms": 30.0}
+    assert answer["policy_timing"] == {"infer_ms": 6.5}
+    assert answer["antiphon"] == {"fresh": True, "step": 1}
+    requests.sent(131)
+    requests.ask(observed(), 200)
+    assert begun(requests).step == 2
+    (answer,) = finished(requests, done(2), 210)
+    assert answer["server_timing"] == {"infer_ms": 10.0, "prev_total_ms": 31.0}
+
+
+def test_what_the_policy_says_of_its_time_is_told_as_it_is() -> None:
+    requests = Requests(0)
+    requests.ask(observed(), 0)
+    begun(requests)
+    said = done(1, {"actions": np.zeros((1, 1)), "policy_timing": {"infer_ms": 1.25, "n": 4}})
+    (answer,) = finished(requests, said, 5)
+    assert answer["policy_timing"] == {"infer_ms": 1.25, "n": 4}
+
+
+def test_the_newest_observation_wins_and_those_before_it_are_answered_in_order() -> None:
+    requests = Requests(0)
+    requests.ask(observed(0), 0)
+    begun(requests)
+    for number in (1, 2, 3):
+        requests.ask(observed(number), number)
+    assert requests.pending == 4
+    assert len(finished(requests, done(1), 10)) == 1
+    verb = begun(requests)
+    assert (verb.step, verb.inputs) == (2, observed(3).inputs)
+    answers = finished(requests, done(2), 20)
+    assert [answer["antiphon"] for answer in answers] == [
+        {"fresh": False, "step": 2, "reason": "superseded"},
+        {"fresh": False, "step": 2, "reason": "superseded"},
+        {"fresh": True, "step": 2},
+    ]
+    assert [answer["server_timing"]["infer_ms"] for answer in answers] == [19, 18, 17]
+    assert all(answer["actions"][0, 0] == 2 for answer in answers)
+    assert (requests.superseded, requests.pending) == (2, 0)
+
+
+def test_a_reset_keeps_its_place_among_observations() -> None:
+    requests = Requests(0)
+    for asked in (observed(1), observed(2), ResetAsked(), observed(3)):
+        requests.ask(asked, 0)
+    assert begun(requests).inputs == observed(2).inputs
+    assert len(finished(requests, done(1), 1)) == 2
+    assert isinstance(requests.begin(), Reset)
+    frame = requests.was_reset(2)
+    assert frame is not None
+    answer = unpack(frame)
+    assert answer["actions"].size == 0
+    assert answer["antiphon"]["reason"] == "reset"
+    verb = begun(requests)
+    assert (verb.step, verb.inputs) == (1, observed(3).inputs)
+
+
+def test_what_an_earlier_connection_asked_for_answers_nobody_here() -> None:
+    requests = Requests(committed=4, in_flight=5)
+    requests.ask(observed(), 0)
+    assert requests.begin() is None
+    assert requests.was_reset(1) is None
+    requests = Requests(committed=4, in_flight=5)
+    requests.ask(observed(), 0)
+    assert not requests.step_over(5, 5)
+    assert begun(requests).step == 6
+    assert finished(requests, done(6), 1)
+
+
+def test_an_answer_without_actions_is_no_answer() -> None:
+    for answer in ({"state": np.zeros(2)}, {"actions": [1.0]}):
+        requests = Requests(0)
+        requests.ask(observed(), 0)
+        begun(requests)
+        with pytest.raises(EngineFailed):
+            finished(requests, done(1, answer), 1)
+
+
+def test_a_request_is_a_map_in_a_binary_message() -> None:
+    asked = read_request(pack({"state": np.zeros(2), "prompt": "go"}))
+    assert isinstance(asked, Observed)
+    assert {part.dtype for part in asked.inputs} == {"<f8", ""}
+    for refused in ("text", pack([1]), b"\xc1"):
+        with pytest.raises(InvalidRequest):
+            read_request(refused)
+
+
+def test_an_observation_has_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = pack({"a": b"x" * 100})
+    monkeypatch.setattr("gateway.surfaces.openpi.requests.MAX_INPUT_BYTES", len(message) - 1)
+    with pytest.raises(InvalidRequest, match="bytes") as refused:
+        read_request(message)
+    assert refused.value.code == "payload_too_large"
+    assert passed_on.MAX_INPUT_BYTES > 1024 * 1024
+
+
+def test_an_endpoint_is_no_part_of_the_observation() -> None:
+    assert isinstance(read_request(pack({"endpoint": "reset", "session_id": "a"})), ResetAsked)
+    labelled = read_request(pack({"endpoint": "infer", "session_id": "a", "prompt": "go"}))
+    assert isinstance(labelled, Observed)
+    assert from_parts(labelled.inputs) == {"prompt": "go"}
+    for other in ({"endpoint": "elsewhere"}, {"endpoint": 3}, {"session_id": "a"}):
+        asked = read_request(pack(other))
+        assert isinstance(asked, Observed)
+        assert from_parts(asked.inputs) == other
