@@ -88,6 +88,9 @@ def other_outputs() -> list[duplex.ClientOutput]:
         client.Parked("think"),
         client.Restoring("think"),
         client.Restored("think"),
+        client.SnapshotFailed(
+            "think", ErrorInfo("capacity_exceeded", ErrorKind.CAPACITY, "The store is full.")
+        ),
         client.Attached("sess_1", "voice", DuplexSettings(), 1, Limits(), 9, None, secret="s"),
         client.LetGo("replaced"),
         client.SessionEnded("max_age"),

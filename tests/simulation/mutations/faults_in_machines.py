@@ -439,6 +439,7 @@ MUTATIONS = (
         "workers/rooms.py",
         "self._asked[session.session] = now_ms + self._limits.room_answer_ms",
         "self._asked[session.session] = now_ms + 1e9",
+        seeds="600:610",
     ),
     Mutation(
         "a store that is full is asked over and over",
