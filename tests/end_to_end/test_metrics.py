@@ -34,6 +34,16 @@ RETRIEVALS = 300
 LONG = "Answer in ten long sentences."
 STORY = "Tell me a long story about a dragon."
 
+MOVED_ELSEWHERE = frozenset(
+    {
+        "antiphon_opens_waiting",
+        "antiphon_observations_superseded_total",
+        "antiphon_worker_cores",
+    }
+)
+"""Families of a queue, of robots and of stages with `cores`, which this deployment has not: other
+tests move them."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -303,7 +313,7 @@ async def test_every_family_moves_and_the_counts_are_the_clients(deployment: Dep
             deployment.until,
             lambda: deployment.get("/v1/admin/sessions").json()["sessions"] == [],
         )
-    assert watch.unmoved() == set()
+    assert watch.unmoved() <= MOVED_ELSEWHERE
     metrics = deployment.metrics()
 
     def count(family: str, label: str) -> Counter[str]:

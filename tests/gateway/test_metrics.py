@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from gateway.metrics import GatewayMetrics
+from protocol.compute_use import ComputeUse
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 ROW = re.compile(r"^\| `(antiphon_\w+)` \| (\w+) \|", re.MULTILINE)
@@ -34,4 +35,20 @@ def test_a_pipeline_without_sessions_has_none_in_every_state() -> None:
         f'antiphon_sessions{{pipeline="{pipeline}",state="{state}"}} 0.0'
         for pipeline in ("voice", "text")
         for state in ("opening", "active", "detached", "closing")
+    }
+
+
+def test_a_worker_without_cores_of_its_own_has_no_bound() -> None:
+    metrics = GatewayMetrics()
+    uses = {"bound": ComputeUse(1.5, 0.75, 0.25), "free": ComputeUse(None, 0.5, 0.0)}
+    for worker, use in uses.items():
+        metrics.watch_compute("think", worker, lambda use=use: use)  # type: ignore[misc]
+    exposed = metrics.render().decode()
+    told = {line for line in exposed.splitlines() if line.startswith("antiphon_worker_")}
+    assert {line for line in told if "cores" in line} == {
+        'antiphon_worker_cores{stage="think",worker="bound"} 1.5',
+        'antiphon_worker_used_cores{stage="think",worker="bound"} 0.75',
+        'antiphon_worker_used_cores{stage="think",worker="free"} 0.5',
+        'antiphon_worker_session_cores{stage="think",worker="bound"} 0.25',
+        'antiphon_worker_session_cores{stage="think",worker="free"} 0.0',
     }
