@@ -17,7 +17,7 @@ def test_a_mutation_names_text_that_is_there_once(mutation: Mutation, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_mutation_is_caught() -> None:
     caught = catch_all()
     for result in caught:
