@@ -6,7 +6,7 @@ EVENTS ?= 3000000
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test simulate simulate-coverage lint format clean
+.PHONY: help setup setup-test run test simulate simulate-coverage simulate-mutations lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -36,6 +36,10 @@ simulate: ## the simulation, EVENTS events of it
 simulate-coverage: ## what of the machines the simulation reaches, held against its bars
 	@scripts/setup test
 	@exec $(VENV)/python -m tests.simulation.coverage
+
+simulate-mutations: ## break the machines in small ways, and see that each is caught
+	@scripts/setup test
+	@exec $(VENV)/python -m tests.simulation.mutations.catch
 
 lint: ## ruff and mypy
 	@scripts/setup test
