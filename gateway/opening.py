@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import structlog
+
 from gateway.clients import Clients
 from gateway.hosted import HostedSessions
 from gateway.hosting import OnPosition
@@ -15,6 +17,8 @@ from sessions.lifecycle import CloseReason
 from sessions.openings import Opening, Position
 from sessions.pipeline import Pipeline
 from sessions.session import Session
+
+_log = structlog.get_logger(__name__)
 
 
 class SessionOpening:
@@ -81,7 +85,14 @@ class SessionOpening:
             raise
 
     def _begin(self) -> None:
-        self._host_session(self._new_session())
+        """Raises AntiphonError alone: a fault here is no fault of whoever made the place free."""
+        try:
+            self._host_session(self._new_session())
+        except AntiphonError:
+            raise
+        except Exception as error:
+            _log.exception("open_failed", pipeline=self.opening.pipeline.name)
+            raise AntiphonError("the gateway failed at this open; its log says more") from error
 
     def _stands(self, position: Position) -> None:
         self._changed()

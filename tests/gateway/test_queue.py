@@ -324,6 +324,27 @@ async def test_a_gateway_that_drains_refuses_who_waits(gateway: RealGateway) -> 
     await host.drained()
 
 
+async def test_an_open_that_fails_by_a_fault_ends_nobody_else_and_leaves_the_queue(
+    gateway: RealGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = gateway.host
+    first = await held(gateway)
+    fails = asyncio.create_task(host.open(pipeline="voice", tenant="t"))
+    await until_waiting(gateway, 1)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of the gateway")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "_begin", broken)
+        first.close("client")
+        with pytest.raises(AntiphonError) as refused:
+            await fails
+    assert refused.value.code == "internal_error"
+    assert not ahead(gateway)
+    (await held(gateway)).close("client")
+
+
 async def test_what_cannot_be_opened_is_told_so_without_waiting(gateway: RealGateway) -> None:
     host = gateway.host
     await host.open(pipeline="voice", tenant="t", on_output=Client().on_output)
