@@ -55,7 +55,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     its bytes count for. With `restore` the state is that of this snapshot, or of a newer one,
     or the answer is `session_state_lost`. Where it makes room for others a session of lower
     `priority` is parked first; None: it is not. `opening` counts the openings of this stage
-    under the fence's epoch: no earlier one stores anything any more.
+    under the fence's epoch: no earlier one stores anything any more. Where others would have to
+    make room for it it `waits` for that, or is refused at once.
 
     With `durable_until_s` (Unix time) the state is in the store as it is after each turn, or
     each committed step, for as long as that, which `SnapshotTaken` says.
@@ -73,6 +74,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     priority: int | None = 0
     opening: int = 1
     durable_until_s: int | None = None
+    waits: bool = True
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

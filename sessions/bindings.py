@@ -94,6 +94,7 @@ class Binding:
         self.restorable_step: int | None = None
         """The step after which the state is in the store; None: it is not, or nobody knows."""
         self._durable_until_s = durable_until_s
+        self._waits = True
         self._openings = 0
         self._stored = SnapshotOrder(0, 0)
         """No older state in the store is one of this session any more."""
@@ -130,8 +131,9 @@ class Binding:
         self._backlog = Backlog()
         self._crowded = False
 
-    def bind(self) -> None:
-        """Ask for a replica."""
+    def bind(self, waits: bool = True) -> None:
+        """Ask for a replica, whose worker may wait for others to make room or not."""
+        self._waits = waits
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
@@ -219,6 +221,7 @@ class Binding:
                 self._priority,
                 self._openings,
                 self._durable_until_s,
+                self._waits,
             )
         )
         self._send_held()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from protocol.errors import CapacityExceeded, ErrorInfo, SessionStateLost
+from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind, SessionStateLost
 from protocol.messages import Answer, Fence, RoomWanted, SnapshotTaken
 from sessions.actions import (
     Action,
@@ -61,7 +61,7 @@ class Stages:
         self._close = close
         self._freed = freed
         self.refused_by: str | None = None
-        """The first stage that did not hold the session when it was closed."""
+        """The stage that did not take the session, so that it could not be opened."""
         for stage in pipeline.opening_order or pipeline.stages:
             bindings[stage] = Binding(
                 stage,
@@ -74,6 +74,8 @@ class Stages:
                 durable_until_s=expires_at_s if pipeline.durable else None,
                 peer=lambda of: bindings[of],
             )
+        self._order = list(bindings.values())
+        self._rounds_left = len(self._order)
 
     @property
     def full(self) -> bool:
@@ -105,15 +107,37 @@ class Stages:
         return {stage: binding.worker for stage, binding in self._bindings.items()}
 
     def open(self) -> None:
-        """Bind the stages one after the other, in an order that all pipelines agree on: two
-        that share stages do not wait for each other."""
-        for binding in self._bindings.values():
+        """Bind the stages one after the other, in an order that all pipelines agree on.
+
+        The first alone waits for room. A later one that lacks it is begun with once the others
+        have been given back, so that nothing is held while the session waits.
+        """
+        if any(binding.state is BindingState.CLOSING for binding in self._order):
+            return
+        for binding in self._order:
             if binding.state is BindingState.UNBOUND:
-                binding.bind()
+                binding.bind(waits=binding is self._order[0])
                 return
             if not binding.ready:
                 return
         self._opened()
+
+    def _begin_with(self, lacking: Binding, error: ErrorInfo) -> bool:
+        """Wait for room at the stage that has refused for want of it, and hold nothing
+        meanwhile. False where that stage has waited, lacks something else, or has had its turn:
+        stages that lose their room to others by turns do not go on like that for ever."""
+        if error.kind is not ErrorKind.CAPACITY or lacking is self._order[0]:
+            return False
+        if not self._rounds_left:
+            return False
+        self._rounds_left -= 1
+        others = [binding for binding in self._bindings.values() if binding is not lacking]
+        self._order = [lacking, *others]
+        for binding in reversed(others):
+            if not binding.freed:
+                binding.close("room")
+        self.open()
+        return True
 
     def handle(self, event: StageEvent, now_ms: float) -> None:
         """Something has become of a stage, or has come from it."""
@@ -126,6 +150,7 @@ class Stages:
                     binding.bound(event.worker, event.crowded)
             case StageUnavailable():
                 if self._lifecycle.state is State.OPENING:
+                    self.refused_by = binding.stage
                     self._close(CloseReason.ADMISSION, event.error)
             case StageCrowded():
                 binding.link_crowded(event.crowded)
@@ -161,7 +186,8 @@ class Stages:
 
     def close(self, reason: CloseReason) -> None:
         """Free the session on every stage, in the reverse order."""
-        self.refused_by = next((b.stage for b in self._bindings.values() if not b.ready), None)
+        if self.refused_by is None:
+            self.refused_by = next((b.stage for b in self._order if not b.ready), None)
         for binding in reversed(self._bindings.values()):
             binding.close(reason.value)
 
@@ -186,6 +212,7 @@ class Stages:
         if binding.state in (BindingState.UNBOUND, BindingState.BINDING, BindingState.PARKED):
             return
         stage, parking = binding.stage, binding.state is BindingState.PARKING
+        given_back = binding.state is BindingState.CLOSING
         unapplied_bytes = binding.lost()
         if self._lifecycle.live and binding.restoring and not unapplied_bytes:
             # Nothing but the state was there, and that may well be in the store.
@@ -204,7 +231,9 @@ class Stages:
             binding.bind()
             return
         binding.forget_parked()
-        if self._lifecycle.state is State.OPENING:
+        if self._lifecycle.state is State.OPENING and given_back:
+            self.open()
+        elif self._lifecycle.state is State.OPENING:
             error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
             self._close(CloseReason.ENGINE_LOST, error)
         elif self._lifecycle.live:
@@ -258,10 +287,13 @@ class Stages:
             self._machine.stage_restored(stage, step, now_ms)
         error = binding.answered(answer)
         if self._lifecycle.state is State.OPENING:
-            if error is not None:
-                self._close(CloseReason.ADMISSION, error)
-            else:
+            if error is None:
+                if binding.freed:
+                    self._act(Unbind(stage))
                 self.open()
+            elif not self._begin_with(binding, error):
+                self.refused_by = stage
+                self._close(CloseReason.ADMISSION, error)
         elif not self._lifecycle.live:
             self._freed()
         elif parking:

@@ -563,7 +563,8 @@ class SessionControl:
         try:
             self.ledger.reserve(self.session, self._opening.tenant, self.declare(settings))
         except AntiphonError as error:
-            if self.state is SessionState.OPENING and isinstance(error, OutOfBytes):
+            opening = self.state is SessionState.OPENING
+            if opening and self._opening.waits and isinstance(error, OutOfBytes):
                 self._no_room = error
             else:
                 self.operation_done(OperationDone(self.session, error.info()), now_ms)

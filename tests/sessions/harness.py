@@ -127,6 +127,8 @@ class Harness:
         self.asked: list[Request] = []
         """Calls of the directory that `answer` is still to answer."""
         self.refuse_open: dict[str, ErrorInfo] = {}
+        self.no_room: dict[str, int] = {}
+        """How many opens of a stage find no room, unless they wait for it."""
         self.parks = set(parks)
         self.parked: set[str] = set()
         """The stages whose state is in the store."""
@@ -188,6 +190,9 @@ class Harness:
         """Answer opens and closes as a healthy worker does."""
         if isinstance(command, Open) and self.answer_opens:
             error = self.refuse_open.get(stage)
+            if self.no_room.get(stage) and not command.waits:
+                self.no_room[stage] -= 1
+                error = CapacityExceeded("others would have to make room").info()
             if error is None and command.restore:
                 if stage not in self.parked:
                     error = SessionStateLost("nothing is parked").info()

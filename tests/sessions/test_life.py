@@ -78,6 +78,73 @@ def test_an_open_that_one_stage_refuses_gives_everything_back(stage: str) -> Non
     assert len(harness.directory) == 0
 
 
+def opens_and_closes(harness: Harness) -> list[str]:
+    said = {Open: "open", Close: "close"}
+    return [
+        f"{said[type(c)]} {stage}{' and wait' if isinstance(c, Open) and c.waits else ''}"
+        for stage, c in harness.commands
+        if type(c) in said
+    ]
+
+
+def test_an_open_waits_for_room_while_it_holds_nothing() -> None:
+    harness = Harness(opened=False)
+    harness.no_room["speak"] = 1
+    harness.feed(OpenRequested())
+    assert opens_and_closes(harness) == [
+        "open listen and wait",
+        "open think",
+        "open speak",
+        "close think",
+        "close listen",
+        "open speak and wait",
+        "open listen",
+        "open think",
+    ]
+    assert harness.unbound == ["think", "listen"]
+    assert harness.session.state is State.ACTIVE
+
+
+def test_an_open_whose_stages_lose_their_room_by_turns_is_refused_at_last() -> None:
+    harness = Harness(opened=False)
+    harness.no_room = dict.fromkeys(harness.pipeline.stages, 100)
+    harness.feed(OpenRequested())
+    assert sum("wait" in said for said in opens_and_closes(harness)) == 4
+    assert harness.released is not None
+    assert harness.session.error is not None
+    assert harness.session.error.code == "capacity_exceeded"
+    assert harness.session.refused_by == "listen"
+    assert len(harness.directory) == 0
+
+
+def test_a_worker_that_dies_while_it_is_given_back_holds_up_no_open() -> None:
+    harness = Harness(opened=False)
+    harness.no_room["speak"] = 1
+    harness.answer_closes = False
+    harness.feed(OpenRequested())
+    assert opens_and_closes(harness)[-2:] == ["close think", "close listen"]
+    harness.lose("think", back=True)
+    assert harness.outputs == []
+    harness.answer_closes = True
+    harness.lose("listen", back=True)
+    assert harness.session.state is State.ACTIVE
+
+
+def test_a_client_that_leaves_while_stages_are_given_back_leaves_nothing() -> None:
+    harness = Harness(opened=False)
+    harness.no_room["speak"] = 1
+    harness.answer_closes = False
+    harness.feed(OpenRequested())
+    harness.clear()
+    harness.feed(CloseRequested(CloseReason.CLIENT))
+    assert opens_and_closes(harness) == []
+    assert harness.released is None
+    harness.lose("think")
+    harness.lose("listen")
+    assert harness.released is not None
+    assert len(harness.directory) == 0
+
+
 @pytest.mark.parametrize("stage", ["listen", "think", "speak"])
 def test_an_open_without_a_worker_is_refused(stage: str) -> None:
     harness = Harness(opened=False)

@@ -8,7 +8,16 @@ import pytest
 
 from protocol.device_bytes import HOST
 from protocol.errors import EngineFailed, InvalidRequest
-from protocol.messages import Acknowledge, Answer, Close, Configure, Fence, Open, TurnEnded
+from protocol.messages import (
+    Acknowledge,
+    Answer,
+    Close,
+    Configure,
+    Fence,
+    Open,
+    RoomWanted,
+    TurnEnded,
+)
 from protocol.payloads import Payload, PayloadType
 from sessions.ledger import Budget, Ledger
 from tests.workers.test_control import FENCE, Bench, code, run
@@ -65,6 +74,16 @@ def test_what_does_not_fit_never_reaches_the_engine_and_leaves_nothing() -> None
     assert (it.control.sessions, reserved(it)) == (1, 40)
     assert it.command(Open(OTHER, "c2", {"bytes": 60})) != []
     assert reserved(it) == 100
+
+
+def test_who_holds_something_elsewhere_is_refused_at_once_and_asks_nobody_to_make_room() -> None:
+    it = bench(parks=True).open()
+    it.command(Open(OTHER, "c1", {"bytes": 61}, waits=False))
+    (answer,) = it.take()
+    assert (code(answer), it.control.sessions) == ("capacity_exceeded", 1)
+    it.command(Open(OTHER, "c2", {"bytes": 61}))
+    (asked,) = it.take()
+    assert isinstance(asked, RoomWanted)
 
 
 def test_settings_that_the_engine_cannot_declare_are_refused_by_field() -> None:

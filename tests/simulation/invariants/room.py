@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from protocol.messages import (
     Acknowledge,
     Answer,
+    Command,
     Configure,
     Feed,
     Open,
@@ -17,6 +19,7 @@ from protocol.messages import (
     Signal,
     TurnEnded,
 )
+from sessions.lifecycle import State
 from tests.simulation.engine import declared
 from tests.simulation.profile import SMALL_UNIT_BYTES
 from tests.simulation.taker import THIEF
@@ -42,6 +45,9 @@ from workers.control_events import (
     TurnCommitted,
     TurnFinished,
 )
+
+if TYPE_CHECKING:
+    from tests.simulation.gateway import GatewayProcess, SimulatedLink
 
 
 @dataclass
@@ -112,7 +118,7 @@ class _Worker:
 class I8Room(Invariant):
     """Room is wanted of the session that nothing was done for the longest, of those of the
     lowest priority that have nothing to do, and only while somebody waits for room; nobody
-    waits for longer than the limit."""
+    waits for longer than the limit, or while it holds something already."""
 
     name = "I8 room"
     preconditions = (
@@ -124,6 +130,7 @@ class I8Room(Invariant):
         "chosen among several",
         "chosen for a lower priority",
         "asked again",
+        "opens that waited where the room was lacking, and held nothing",
     )
 
     def __init__(self, world: World) -> None:
@@ -156,6 +163,19 @@ class I8Room(Invariant):
                 due_ms is not None and due_ms <= until_ms,
                 f"{worker.place} does not mean to refuse {session} in time",
             )
+
+    def sent(self, gateway: GatewayProcess, link: SimulatedLink, command: Command) -> None:
+        """A session that is being opened waits at one stage alone."""
+        if not isinstance(command, Open) or not command.waits:
+            return
+        hosted = gateway.hosted.get(command.fence.session)
+        if hosted is None or hosted.session.state is not State.OPENING:
+            return
+        stage = link.replica.stage
+        held = {of for of, worker in hosted.session.workers().items() if worker is not None}
+        self.check(held == {stage}, f"{hosted.id} may wait for room on {stage}, and holds {held}")
+        if stage != self.deployment.profile.stages[0]:
+            self.count("opens that waited where the room was lacking, and held nothing")
 
     def _event(
         self,

@@ -478,6 +478,18 @@ MUTATIONS = (
         "SnapshotOrder(fence.epoch, command.opening) <= session.opened_as:",
     ),
     Mutation(
+        "an open waits for room on a stage while it holds others",
+        "sessions/stages.py",
+        "binding.bind(waits=binding is self._order[0])",
+        "binding.bind()",
+    ),
+    Mutation(
+        "an open waits for room before the others are given back",
+        "sessions/stages.py",
+        '            if not binding.freed:\n                binding.close("room")\n        self.open()\n',
+        "            pass\n        self.open()\n",
+    ),
+    Mutation(
         "an open waits for room for ever",
         "workers/rooms.py",
         "if now_ms < until_ms and self._have_room_made(",
