@@ -486,8 +486,8 @@ MUTATIONS = (
     Mutation(
         "an open waits for room before the others are given back",
         "sessions/stages.py",
-        '            if not binding.freed:\n                binding.close("room")\n        self.open()\n',
-        "            pass\n        self.open()\n",
+        '            if not binding.freed:\n                binding.close("room")\n',
+        "            pass\n",
     ),
     Mutation(
         "an open waits for room for ever",
