@@ -38,15 +38,23 @@ class NoSuchSession(AntiphonError):
     code = "session_not_found"
 
 
-def add_admin_options(parser: argparse.ArgumentParser) -> None:
-    """Where the gateway is, the key for it, and the form of the answer."""
-    add_url(parser)
+def add_admin_options(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
+    """Where the gateway is, the key for it, and the form of the answer.
+
+    `again` for an action of a command that has these options itself: either place will do.
+    """
+    add_url(parser, again=again)
     parser.add_argument(
         "--key",
-        default=os.environ.get("ANTIPHON_ADMIN_KEY"),
+        default=argparse.SUPPRESS if again else os.environ.get("ANTIPHON_ADMIN_KEY"),
         help="admin key of the gateway (default: the environment's ANTIPHON_ADMIN_KEY)",
     )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS if again else False,
+        help="print the answer as JSON",
+    )
 
 
 class AdminClient:

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the sessions of a running gateway; show, park or end one."
     add_admin_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="[ACTION]", title="actions")
-    actions.add_parser("list", help="list all (what happens without an action)")
+    every = actions.add_parser("list", help="list all (what happens without an action)")
+    add_admin_options(every, again=True)
     for name, summary in (
         ("show", "all that is known of one"),
         ("park", "put the state of one away, where its engines can"),
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("close", "close one now"),
     ):
         action = actions.add_parser(name, help=summary)
+        add_admin_options(action, again=True)
         action.add_argument("session", metavar="ID", help="the session's id, sess_...")
 
 

@@ -257,6 +257,17 @@ def test_a_session_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == Admin.sessions[1]
 
 
+def test_options_may_stand_behind_the_action(
+    admin_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = ["--url", admin_url, "--key", "admin-key"]
+    for words in (["show", "sess_2", *of, "--json"], ["--json", *of, "show", "sess_2"]):
+        assert main(["sessions", *words]) == 0
+        assert json.loads(capsys.readouterr().out) == Admin.sessions[1]
+    assert main(["sessions", "--url", "http://127.0.0.1:1", "list", *of, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == list(Admin.sessions)
+
+
 @pytest.mark.parametrize("action", ["close", "evict"])
 def test_a_session_is_ended(
     action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
