@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -213,6 +214,24 @@ async def event(socket: ClientConnection) -> dict[str, Any]:
 
 def realtime(gateway: RealGateway, query: str = "") -> str:
     return f"ws://127.0.0.1:{gateway.port}/v1/realtime{query}"
+
+
+async def test_a_realtime_client_may_ask_for_a_lower_priority(gateway: RealGateway) -> None:
+    async with connect(realtime(gateway, "?priority=-5")) as socket:
+        assert (await event(socket))["type"] == "session.created"
+        (session,) = gateway.host._hosted.all()
+        assert session.session.pipeline.priority == -5
+
+
+@pytest.mark.parametrize("asked", ["1", "-1001", "high", "", "1e3", "٣"])
+async def test_a_priority_that_cannot_be_is_refused_by_name(
+    asked: str, gateway: RealGateway
+) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(realtime(gateway, f"?priority={quote(asked)}")):
+            pass
+    assert refused.value.response.status_code == 400
+    assert json.loads(refused.value.response.body)["error"]["param"] == "priority"
 
 
 async def test_a_realtime_client_waits_behind_an_upgrade_and_may_speak_already(

@@ -23,6 +23,7 @@ from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
 from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
 from gateway.surfaces.outlet import Outlet
+from gateway.surfaces.priority import asked_priority
 from gateway.surfaces.resume import Return, returning, wants_resume
 from gateway.surfaces.while_waiting import while_waiting
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
@@ -62,6 +63,7 @@ class OpenPiSocket:
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
             pipeline = self._pipeline(scope)
+            priority = asked_priority(scope)
             back = returning(scope)
             resumable = wants_resume(scope)
         except AntiphonError as error:
@@ -82,7 +84,7 @@ class OpenPiSocket:
         try:
             if back is None:
                 secret = f"secret_{secrets.token_hex(12)}" if resumable else None
-                opening = self._open(connection, pipeline, tenant, secret)
+                opening = self._open(connection, pipeline, tenant, secret, priority)
             else:
                 opening = self._come_back(connection, pipeline, tenant, back)
             attachment = await while_waiting(
@@ -112,10 +114,19 @@ class OpenPiSocket:
         return name
 
     async def _open(
-        self, connection: _Connection, pipeline: str, tenant: str, secret: str | None
+        self,
+        connection: _Connection,
+        pipeline: str,
+        tenant: str,
+        secret: str | None,
+        priority: int | None,
     ) -> Attachment:
         attachment = await self._host.open(
-            pipeline=pipeline, tenant=tenant, secret=secret, on_output=connection.on_output
+            pipeline=pipeline,
+            tenant=tenant,
+            secret=secret,
+            on_output=connection.on_output,
+            priority=priority,
         )
         said = {} if secret is None else {"secret": secret}
         try:

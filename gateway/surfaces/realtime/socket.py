@@ -22,6 +22,7 @@ from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
+from gateway.surfaces.priority import asked_priority
 from gateway.surfaces.realtime.resume import numbered, with_secret
 from gateway.surfaces.realtime.translation import Translation
 from gateway.surfaces.realtime.upgrade import Upgrade
@@ -100,7 +101,7 @@ class RealtimeSocket:
         self, tenant: str, scope: Scope, upgrade: Upgrade, send: Send
     ) -> tuple[_Connection, Attachment]:
         secret = _new_id("secret") if wants_resume(scope) else None
-        pipeline = self._pipeline(_asked_model(scope))
+        pipeline, priority = self._pipeline(_asked_model(scope)), asked_priority(scope)
         connection = self._connection(pipeline, secret, upgrade.receive, send)
         attachment = await self._host.open(
             pipeline=pipeline,
@@ -108,6 +109,7 @@ class RealtimeSocket:
             secret=secret,
             on_output=connection.on_output,
             on_position=upgrade.stands,
+            priority=priority,
         )
         return connection, attachment
 

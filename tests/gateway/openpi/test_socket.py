@@ -77,6 +77,17 @@ async def test_a_robot_gets_metadata_and_then_an_answer_for_each_observation() -
             assert 0 <= answer["policy_timing"]["infer_ms"] <= timing["infer_ms"]
 
 
+async def test_a_robot_may_ask_for_a_lower_priority() -> None:
+    async with serving() as (it, url, _):
+        async with robot(f"{url}?priority=-5"):
+            (session,) = it.host._hosted.all()
+            assert session.session.pipeline.priority == -5
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"{url}?priority=high"):
+                pass
+        assert refused.value.response.status_code == 400
+
+
 async def test_f4_two_robots_that_send_no_id_never_meet() -> None:
     async with serving() as (_, url, _), robot(url) as one, robot(url) as other:
         assert one.metadata["antiphon"]["session"] != other.metadata["antiphon"]["session"]
