@@ -42,7 +42,7 @@ async def test_robots_in_a_batch_get_what_lerobot_gives_each_alone(
             assert [result.usage["batch"] for _, result in answers] == [3, 3, 3]
             for robot, (answer, _) in enumerate(answers):
                 np.testing.assert_allclose(
-                    answer["actions"], expected[robot][number], rtol=1e-4, atol=1e-4
+                    answer["actions"], expected[robot][number], rtol=1e-5, atol=1e-5
                 )
 
 

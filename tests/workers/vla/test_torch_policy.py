@@ -76,9 +76,13 @@ async def test_a_policy_without_random_numbers_keeps_none() -> None:
 def test_tensors_are_the_arrays_memory_and_nobody_is_warned() -> None:
     received = np.frombuffer(bytes(range(12)), "<f4")
     assert not received.flags.writeable
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        policy = infer(drawing(), state=received)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            policy = infer(drawing(), state=received)
+    finally:
+        torch.set_warn_always(False)
     tensor = policy.batch.observations["state"]
     assert tensor.data_ptr() == received.__array_interface__["data"][0]
 
