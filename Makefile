@@ -6,7 +6,7 @@ EVENTS ?= 3000000
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test simulate simulate-coverage simulate-mutations lint format clean
+.PHONY: help setup setup-test run test test-lerobot simulate simulate-coverage simulate-mutations lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -29,6 +29,11 @@ test: ## lint and all tests: fast, with models, with a browser
 	@scripts/setup test
 	@exec scripts/test
 
+test-lerobot: ## LeRobot's policies behind the gateway, in an environment of 2 GB
+	@scripts/setup test
+	@scripts/setup lerobot
+	@exec scripts/test lerobot
+
 simulate: ## the simulation, EVENTS events of it
 	@scripts/setup test
 	@exec $(VENV)/python -m tests.simulation --events $(EVENTS)
@@ -50,4 +55,4 @@ format: ## let ruff format the code
 	@$(VENV)/ruff check --fix . && $(VENV)/ruff format .
 
 clean: ## remove the virtual environments and everything that was built
-	rm -rf .venv .venv-client .venv-openpi build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-client .venv-openpi .venv-lerobot build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

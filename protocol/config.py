@@ -71,6 +71,11 @@ def _cores(value: Any) -> float:
     return float(value)
 
 
+def _interpreter(path: Path) -> Path:
+    # Links stay: it is by its own place that an interpreter finds its environment.
+    return path.expanduser().absolute()
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
@@ -125,8 +130,9 @@ class StageConfig(BaseModel):
     Sessions leave the share `head_room` of it to running turns, and those of one tenant get
     at most `tenant_share` of the rest. With `cores` no more sessions are opened on a worker
     than it can serve at once with so many cores of the processor, or, with `auto` (-1 here),
-    with what others leave of this machine. Everything else in the section is an option of the
-    engine, in `options`.
+    with what others leave of this machine. `python` is the interpreter that runs its workers,
+    by default the one of this process: another environment may have other versions of what an
+    engine is built on. Everything else in the section is an option of the engine, in `options`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -137,6 +143,7 @@ class StageConfig(BaseModel):
     head_room: Annotated[Number, Field(ge=0, le=0.9)] = 0.05
     tenant_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
     cores: Annotated[float, BeforeValidator(_cores)] | None = None
+    python: Annotated[Path, AfterValidator(_interpreter)] | None = None
 
     @property
     def options(self) -> dict[str, Any]:

@@ -61,11 +61,23 @@ class Source:
 
         `known` are the names that a mistyped option may have meant.
         """
-        problems = []
-        for detail in error.errors(include_url=False):
-            location = (*below, *(part for part in detail["loc"] if part != "[key]"))
-            problems.append(self.problem(location, _reason(detail, known)))
-        return problems
+        return [
+            self.problem((*below, *location), reason)
+            for location, reason in reasons_of(error, known)
+        ]
+
+
+def reasons_of(
+    error: pydantic.ValidationError, known: tuple[str, ...] = ()
+) -> list[tuple[Location, str]]:
+    """What pydantic found, in words that follow a field's name, and where below what it checked.
+
+    `known` are the names that a mistyped option may have meant.
+    """
+    return [
+        (tuple(part for part in detail["loc"] if part != "[key]"), _reason(detail, known))
+        for detail in error.errors(include_url=False)
+    ]
 
 
 def read_source(path: Path, environment: Mapping[str, str]) -> Source:

@@ -26,6 +26,9 @@ MAY_IMPORT = {
 ENGINE_LIBRARIES = {
     "ctranslate2",
     "diffusers",
+    "draccus",
+    "huggingface_hub",
+    "lerobot",
     "llama_cpp",
     "onnxruntime",
     "tokenizers",

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pydantic
-
 from protocol.config import ConfigFile, PipelineConfig, StageConfig, config_error
 from protocol.config_source import Location, Problem
 from protocol.edges import edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 from protocol.schema import check_edge, schema_of
-from workers.engine import Engine
-from workers.engine_registry import engine_class
+from workers.environment import ask
+from workers.stage_report import EngineForm, StageQuestion, StageReport, report_stage
 
 
 def check_stages(file: ConfigFile) -> None:
     """Raises ConfigError, one line a problem, unless every stage's engine can do its part."""
-    engines: dict[str, type[Engine]] = {}
+    engines: dict[str, EngineForm] = {}
     problems: list[Problem] = []
     for name, stage in file.config.stages.items():
         location: Location = ("stages", name)
         try:
-            engine = engines[name] = engine_class(stage.engine)
-            engine.Options.model_validate(stage.options)
+            report = _report(stage)
         except ConfigError as error:
-            problems.append(file.source.problem((*location, "engine"), error.message))
-        except pydantic.ValidationError as error:
-            known = (*StageConfig.model_fields, *engine.Options.model_fields)
-            problems += file.source.problems_of(error, location, known)
+            problems.append(file.source.problem((*location, "python"), error.message))
+            continue
+        problems += [
+            file.source.problem((*location, *where), reason) for where, reason in report.problems
+        ]
+        if report.engine is not None:
+            engines[name] = report.engine
     for name, pipeline in file.config.pipelines.items():
         for location, reason in _mismatches(("pipelines", name), pipeline, engines):
             problems.append(file.source.problem(location, reason))
@@ -37,8 +37,14 @@ def check_stages(file: ConfigFile) -> None:
         raise config_error(problems)
 
 
+def _report(stage: StageConfig) -> StageReport:
+    """What the stage's environment says of it. Raises ConfigError where that has no workers."""
+    question = StageQuestion(stage.engine, stage.options)
+    return report_stage(question) if stage.python is None else ask(stage.python, question)
+
+
 def _mismatches(
-    location: Location, pipeline: PipelineConfig, engines: dict[str, type[Engine]]
+    location: Location, pipeline: PipelineConfig, engines: dict[str, EngineForm]
 ) -> Iterator[tuple[Location, str]]:
     for index, edge in enumerate(pipeline.edges):
         field = (*location, "edges", index, "payload")

@@ -54,7 +54,7 @@ class Child:
 
     It gets `--ready-fd N` and, where there is a `spec`, `--spec-fd N` with the spec in
     it; `on_line(line)` is called with the line that it writes to the former. A change of
-    `arguments` counts from its next start on.
+    `arguments` counts from its next start on. `python` is the interpreter that runs it.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Child:
         spec: bytes | None = None,
         policy: RestartPolicy | None = None,
         on_line: Callable[[bytes], None] = lambda _line: None,
+        python: str = sys.executable,
     ) -> None:
         self.name = name
         self.started = False
@@ -74,6 +75,7 @@ class Child:
         self._spec = spec
         self._policy = policy or RestartPolicy()
         self._on_line = on_line
+        self._python = python
         self._line = b""
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -139,13 +141,17 @@ class Child:
         flags = ["-P"] if sys.flags.safe_path else []
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *flags, "-m", "protocol.lifeline", str(lifeline)),
+                *(self._python, *flags, "-m", "protocol.lifeline", str(lifeline)),
                 *(self._module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=inherited,
                 # A terminal's Ctrl-C is for the supervisor, which ends its children in order.
                 start_new_session=True,
             )
+        except (FileNotFoundError, PermissionError) as error:
+            os.close(ready_read)
+            self._line = f"{self._python} cannot be started: {error.strerror}".encode()
+            return ExitStatus.CONFIG
         except BaseException:
             os.close(ready_read)
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import fcntl
 import os
 import signal
@@ -79,7 +78,9 @@ class Supervisor:
         self._announced = False
         self._tls = config.gateway.tls_cert is not None or "--tls-cert" in overrides
         specs = worker_specs(config, directory, snapshots)
-        self.workers = [self._worker(spec, policy) for spec in specs]
+        self.workers = [
+            self._worker(spec, config.stages[spec.stage].python, policy) for spec in specs
+        ]
         addresses = [
             {"name": spec.name, "stage": spec.stage, "endpoint": spec.endpoint} for spec in specs
         ]
@@ -115,7 +116,7 @@ class Supervisor:
             os.close(held)
             os.close(lifeline)
 
-    def _worker(self, spec: WorkerSpec, policy: RestartPolicy | None) -> Child:
+    def _worker(self, spec: WorkerSpec, python: Path | None, policy: RestartPolicy | None) -> Child:
         def on_line(line: bytes) -> None:
             started = msgspec.json.decode(line, type=WorkerStarted)
             if started.ready:
@@ -128,6 +129,7 @@ class Supervisor:
             spec=msgspec.json.encode(spec),
             policy=policy,
             on_line=on_line,
+            python=sys.executable if python is None else str(python),
         )
         return child
 
@@ -310,11 +312,11 @@ async def _run(supervisor: Supervisor) -> None:
 
 
 def _reason(error: StartFailed) -> str:
-    with contextlib.suppress(msgspec.DecodeError):
-        started = msgspec.json.decode(error.message, type=WorkerStarted)
-        if started.error:
-            return started.error
-    return f"it ended with status {error.status}, its reason is above"
+    try:
+        said = msgspec.json.decode(error.message, type=WorkerStarted).error
+    except msgspec.DecodeError:
+        said = error.message
+    return said or f"it ended with status {error.status}, its reason is above"
 
 
 def _overridden(config: GatewayConfig, options: argparse.Namespace) -> GatewayConfig:

@@ -38,7 +38,8 @@ def _summary(config: Config) -> Iterator[str]:
     yield f"gateway: {scheme} on {gateway.host} port {gateway.port}, {who}"
     for name, stage in config.stages.items():
         workers = "1 worker" if stage.replicas == 1 else f"{stage.replicas} workers"
-        yield f"stage {name}: engine {stage.engine}, {workers}"
+        python = "" if stage.python is None else f", run by {stage.python}"
+        yield f"stage {name}: engine {stage.engine}, {workers}{python}"
     for name, pipeline in config.pipelines.items():
         required = ", required" if pipeline.required else ""
         stages = " -> ".join(pipeline.stages)

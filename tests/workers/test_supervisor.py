@@ -21,6 +21,7 @@ from protocol.config import load_config
 from protocol.errors import ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.messages import Answer, Command, Fence, Open, Run
+from tests.environments import lent_python
 from workers.child import RestartPolicy
 from workers.control import Control
 from workers.control_events import (
@@ -139,6 +140,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def interpreter(pid: int) -> str:
+    """What the process was started as."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
 
 
 async def gone(pid: int) -> None:
@@ -327,6 +333,46 @@ async def test_what_cannot_ever_start_ends_the_deployment_in_words(
     code, log = await deployment.ended()
     assert code == status
     assert message in log
+    assert "Traceback" not in log
+
+
+async def test_a_stage_runs_in_the_environment_that_it_names(directory: Path) -> None:
+    python = lent_python(directory / "lent")
+    config = write_config(directory, python=str(python))
+    deployment = await Deployment.start(config, directory, "--port", "0")
+    try:
+        pids = await deployment.pids(*CHILDREN)
+        assert await deployment.ready()
+        assert {name: interpreter(pid) for name, pid in pids.items()} == {
+            "think-0": str(python),
+            "speak-0": sys.executable,
+            "gateway": sys.executable,
+        }
+        # One that cannot be started any more touches no other, and comes back when it can.
+        aside = python.rename(python.with_name("aside"))
+        os.kill(pids["think-0"], signal.SIGKILL)
+        ended = await deployment.event(child="think-0", event="child_ended")
+        assert ended["status"] == "SIGKILL"
+        ended = await deployment.event(child="think-0", event="child_ended")
+        assert ended["message"] == f"{python} cannot be started: No such file or directory"
+        aside.rename(python)
+        back = await deployment.pids("think-0")
+        assert back["think-0"] != pids["think-0"]
+        assert all(alive(pids[name]) for name in ("speak-0", "gateway"))
+    finally:
+        deployment.process.terminate()
+        await deployment.ended()
+
+
+async def test_an_interpreter_that_is_not_there_ends_the_deployment_in_words(
+    directory: Path,
+) -> None:
+    config = write_config(directory, python="/nowhere/python")
+    deployment = await Deployment.start(config, directory, "--port", "0")
+    status, log = await deployment.ended()
+    assert status == ExitStatus.CONFIG
+    reason = "/nowhere/python cannot be started: No such file or directory"
+    assert f"antiphon: think-0 cannot start: {reason}" in log
     assert "Traceback" not in log
 
 
