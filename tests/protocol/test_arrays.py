@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -99,7 +100,6 @@ def test_a_process_without_torch_does_not_get_it_through_here() -> None:
 
 
 def test_cpu_tensors_go_in_and_come_out_without_a_copy() -> None:
-    torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         tensor = torch.arange(12).to(dtype).reshape(3, 4)
         payload = array_payload(PayloadType.HIDDEN_STATES, tensor)

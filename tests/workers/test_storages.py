@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
 
 from workers.storages import storage_bytes
 
@@ -47,7 +47,6 @@ def test_nothing_holds_nothing() -> None:
 
 
 def test_tensors_count_by_their_storage_and_device() -> None:
-    torch = pytest.importorskip("torch")
     tensor = torch.zeros(64, 16)
     assert storage_bytes(tensor, tensor[1:], tensor.T) == {"cpu": 4096}
     assert storage_bytes({"a": tensor.half()}, tensor) == {"cpu": 4096 + 2048}

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pydantic
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: only engines bring it")
-
-from protocol.device_bytes import HOST  # noqa: E402
-from protocol.errors import ConfigError, InvalidRequest  # noqa: E402
-from tests.workers.vla.test_engine import loaded, opened, step  # noqa: E402
-from tests.workers.vla.torch_policies import (  # noqa: E402
+from protocol.device_bytes import HOST
+from protocol.errors import ConfigError, InvalidRequest
+from tests.workers.vla.test_engine import loaded, opened, step
+from tests.workers.vla.torch_policies import (
     DIMENSIONS,
     HORIZON,
     PARAMETERS_BYTES,
@@ -24,8 +23,8 @@ from tests.workers.vla.torch_policies import (  # noqa: E402
     Drawing,
     Steering,
 )
-from workers.engines.vla.policy import Batch  # noqa: E402
-from workers.engines.vla.torch_policy import GENERATOR, TorchOptions  # noqa: E402
+from workers.engines.vla.policy import Batch
+from workers.engines.vla.torch_policy import GENERATOR, TorchOptions
 
 DRAWING = "tests.workers.vla.torch_policies:Drawing"
 STILL = "tests.workers.vla.torch_policies:Still"
@@ -183,6 +182,7 @@ def test_other_weights_are_another_digest() -> None:
     class Moved(Drawing):
         def build(self) -> Any:
             module = super().build()
+            assert isinstance(module, Steering)
             module.scale += 1
             return module
 

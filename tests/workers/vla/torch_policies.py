@@ -13,8 +13,10 @@ from workers.engines.vla.torch_policy import TorchBatch, TorchInferred, TorchPol
 HORIZON, DIMENSIONS, SENSED = 4, 2, 3
 
 
-class Steering(torch.nn.Module):  # type: ignore[misc]
+class Steering(torch.nn.Module):
     """A linear layer whose weights are tied to a second, and a buffer."""
+
+    scale: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +26,7 @@ class Steering(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", torch.full((1,), 2.0))
 
     def forward(self, sensed: torch.Tensor) -> torch.Tensor:
-        actions = self.scale * (self.first(sensed) + self.again(sensed))
+        actions: torch.Tensor = self.scale * (self.first(sensed) + self.again(sensed))
         return actions.reshape(-1, HORIZON, DIMENSIONS)
 
 

@@ -228,7 +228,7 @@ def _digest(module: torch.nn.Module) -> str:
     for name, values in sorted(_named(module), key=lambda named: named[0]):
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         flat = values.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy())
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
