@@ -24,8 +24,8 @@ from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
 from protocol.errors import InvalidRequest
 from protocol.messages import RESET
-from protocol.openpi import from_parts, pack, to_parts
-from protocol.payloads import Payload, PayloadType
+from protocol.openpi import Joined, pack, to_parts
+from protocol.payloads import PayloadType
 from workers.engine import (
     DeviceUse,
     EmitEvent,
@@ -251,7 +251,11 @@ class RobotSession(ParkableSession):
     async def run(self, turn: Turn) -> TurnResult:
         """Answer the observation with a chunk; the state moves on when that is committed."""
         wanted = _parameters(turn.parameters)
-        observation = from_parts([_owned(payload) async for payload in turn.inputs])
+        # Its arrays may be views of the gateway's memory, which stays claimed while they live.
+        joined = Joined()
+        async for payload in turn.inputs:
+            joined.add(payload)
+        observation = joined.members()
         outcome = await self._engine.infer(observation, self._state, wanted.deadline_ms)
         for part in to_parts(PayloadType.ACTIONS, outcome.answer):
             await turn.room()
@@ -305,14 +309,6 @@ def _infer(policy: Policy, batch: Sequence[Waiting]) -> list[Outcome]:
         return [Outcome({}, {}, 0.0, 1, error)]
     infer_ms = (time.perf_counter() - begun_s) * 1000.0
     return [Outcome(answer, state, infer_ms, len(batch)) for answer, state in answers]
-
-
-def _owned(payload: Payload) -> Payload:
-    """A payload that outlives the turn's reading: bytes of a message do, those of an arena are
-    only lent."""
-    if isinstance(payload.data, bytes):
-        return payload
-    return msgspec.structs.replace(payload, data=bytes(payload.data))
 
 
 def _parameters(given: dict[str, Any]) -> StepParameters:
