@@ -136,6 +136,11 @@ class Control:
         return len(self._sessions)
 
     @property
+    def unsaid(self) -> bool:
+        """Whether `Settle` has something to say."""
+        return bool(self._unsaid)
+
+    @property
     def waiting(self) -> int:
         """Turns that run and commands that wait."""
         return self._totals.turns + self._totals.waiting

@@ -182,7 +182,7 @@ async def test_what_a_turn_began_with_goes_when_nobody_wants_it(stepping: Voice)
 
 
 async def test_where_the_arena_has_no_room_it_goes_inside_the_message(stepping: Voice) -> None:
-    held = []
+    held: list[ShmDescriptor] = []
     while isinstance((image := observed(stepping, len(held) + 1)[0]), ShmDescriptor):
         held.append(image)
     assert held

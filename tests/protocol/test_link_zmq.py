@@ -90,7 +90,6 @@ def make_endpoint(
         on_command=lambda _gateway, command: recorder.commands.put_nowait(command),
         on_gateway_up=recorder.ups.put_nowait,
         on_gateway_down=recorder.downs.put_nowait,
-        on_turn_end=lambda: None,
         status=recorder.status,
         settings=settings,
     )
