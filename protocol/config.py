@@ -226,8 +226,8 @@ class PipelineConfig(_Section):
     `voices` maps a voice of the speaking stage to other names that clients may use
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
-    cross it: by default text and what is delivered whole `inline`, the rest by `shm`. What
-    comes with a command, as the inputs of a step do, is `inline` in any case where it is small.
+    cross it: by default text, actions and what is delivered whole `inline`, the rest by `shm`.
+    What comes with a command, as the inputs of a step do, is `inline` where it is small.
     Sessions of a lower `priority` are parked first to make room for others, and with
     `durability: none` none are; with `durability: turn` their state is stored after each turn
     besides. `state` names the stage that keeps the state of a world or robot, where it is not

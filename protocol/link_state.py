@@ -49,9 +49,10 @@ class OpenLink:
         """Let go what the credit admits."""
         actions: list[Action] = []
         for urgent, outbox in ((True, self._urgent_out), (False, self._ordered_out)):
-            while (batch := outbox.take(now_ms)) is not None:
+            while outbox.waits and (batch := outbox.take(now_ms)) is not None:
                 actions.append(self._data(urgent, batch))
-        return [*actions, *self._crowding()]
+        actions += self._crowding()
+        return actions
 
     def receive(self, frame: Data | Acknowledge | Heartbeat, now_ms: float) -> list[Action]:
         """Take in a frame of this very link."""
@@ -61,7 +62,8 @@ class OpenLink:
             (True, self._urgent_out, frame.marks.urgent),
             (False, self._ordered_out, frame.marks.ordered),
         ):
-            actions += self._datas(urgent, outbox.acknowledged(mark, now_ms))
+            if outbox.unacknowledged:
+                actions += self._datas(urgent, outbox.acknowledged(mark, now_ms))
         match frame:
             case Data():
                 actions += self._receive_data(frame, now_ms)
@@ -101,14 +103,15 @@ class OpenLink:
     @property
     def deadline_ms(self) -> float:
         """When `tick` or `silent` has something to say."""
-        deadlines = (
-            self._heard_ms + self._settings.silence_ms,
-            self._beat_ms,
+        first_ms = min(self._heard_ms + self._settings.silence_ms, self._beat_ms)
+        for other_ms in (
             self._acknowledge_ms,
             self._ordered_out.deadline_ms,
             self._urgent_out.deadline_ms,
-        )
-        return min(deadline for deadline in deadlines if deadline is not None)
+        ):
+            if other_ms is not None and other_ms < first_ms:
+                first_ms = other_ms
+        return first_ms
 
     @property
     def crowded(self) -> bool:

@@ -107,10 +107,11 @@ class WorkerLink(LinkShell):
     def send(self, command: Command) -> None:
         """Send `command`; it leaves at the end of the loop turn.
 
-        An `Acknowledge` waits a moment for something to travel with. Commands arrive in the order of their sending, except that `RaiseFloor` may
-        overtake others. Raises EngineLost when no worker is linked, CapacityExceeded
-        when the queue to it is full (for what carries payloads before it is for the rest),
-        InvalidRequest when the command is too long. If it raises, the command was not sent.
+        An `Acknowledge` waits a moment for something to travel with. Commands arrive in the
+        order of their sending, except that `RaiseFloor` may overtake others. Raises EngineLost
+        when no worker is linked, CapacityExceeded when the queue to it is full (for what
+        carries payloads before it is for the rest), InvalidRequest when the command is too
+        long. If it raises, the command was not sent.
         """
         urgent = isinstance(command, RaiseFloor)
         payload = isinstance(command, Update | Run | Feed)

@@ -423,7 +423,7 @@ class Worker:
         except Exception:
             _log.exception("measuring_failed", session=name)
             return
-        if measured is not None:
+        if measured is not None and not self._ledger.measures(name, measured):
             self._tell(SessionMeasured(name, measured))
 
     def _open(self, action: OpenSession) -> dict[str, Any]:
@@ -509,7 +509,8 @@ class Worker:
         return None
 
     def _turn_tells(self, event: Event) -> None:
-        if isinstance(event, TurnFinished):
+        # What is to be committed is measured then.
+        if isinstance(event, TurnFinished) and event.commit is None:
             self._measure(event.session)
         self._tell(event)
 

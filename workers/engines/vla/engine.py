@@ -12,7 +12,6 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,6 +37,7 @@ from workers.engine import (
 from workers.engines.vla.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.engines.vla.parked import create, read_state, write_state
 from workers.engines.vla.policy import Policy, State, policy_class
+from workers.engines.vla.policy_thread import PolicyThread
 from workers.engines.vla.stacking import signature, stack, unstack
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
@@ -103,7 +103,7 @@ class VlaEngine(Engine):
         self.policy = policy
         self._gathering = Gathering(options.window_ms, options.batch)
         self._answers: dict[Waiting, asyncio.Future[Outcome]] = {}
-        self._thread = ThreadPoolExecutor(1, "policy")
+        self._thread = PolicyThread()
         self._running = False
         self._begun_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -120,8 +120,7 @@ class VlaEngine(Engine):
     async def load(self) -> None:
         """Load the policy, in its thread."""
         keep_freed_memory()
-        loop = asyncio.get_running_loop()
-        metadata = pack(await loop.run_in_executor(self._thread, self.policy.load))
+        metadata = pack(await self._thread.result(self.policy.load))
         if len(metadata) > METADATA_BYTES:
             raise RuntimeError(f"the policy's metadata is longer than {METADATA_BYTES} bytes")
         self.about = {"metadata": metadata}
@@ -165,7 +164,7 @@ class VlaEngine(Engine):
         """Stop the thread after the call that it is at."""
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        await self._thread.shutdown()
 
     # Observations in, answers out
 
@@ -209,23 +208,22 @@ class VlaEngine(Engine):
         due_ms = self._gathering.due_ms(self._sessions)
         if self._running or due_ms is None:
             return
-        loop = asyncio.get_running_loop()
-        if due_ms > self._now_ms():
-            self._timer = loop.call_at(due_ms / 1000.0, self._go_on)
+        now_ms = self._now_ms()
+        if due_ms > now_ms:
+            self._timer = asyncio.get_running_loop().call_at(due_ms / 1000.0, self._go_on)
             return
         self._running = True
-        self._begun_ms = self._now_ms()
+        self._begun_ms = now_ms
         batch = self._gathering.take()
-        done = loop.run_in_executor(self._thread, _infer, self.policy, batch)
-        done.add_done_callback(lambda outcomes: self._answered(batch, outcomes))
+        self._thread.call(
+            lambda: _infer(self.policy, batch), lambda outcomes: self._answered(batch, outcomes)
+        )
 
-    def _answered(self, batch: list[Waiting], done: asyncio.Future[list[Outcome]]) -> None:
+    def _answered(self, batch: list[Waiting], outcomes: list[Outcome]) -> None:
         self._running = False
-        if done.cancelled():
-            return  # The engine is shut down.
         now_ms = self._now_ms()
         self._gathering.answered(now_ms - self._begun_ms, now_ms)
-        for waiting, outcome in zip(batch, done.result(), strict=True):
+        for waiting, outcome in zip(batch, outcomes, strict=True):
             answer = self._answers.get(waiting)
             if answer is not None and not answer.done():
                 answer.set_result(outcome)
