@@ -142,9 +142,10 @@ class VlaEngine(Engine):
         self._sessions += 1
         return RobotSession(self, settings, state)
 
-    def closed(self) -> None:
+    def closed(self, session: RobotSession) -> None:
         """A session is gone: others need not wait for its company."""
         self._sessions -= 1
+        self._gathering.forget(session)
         self._go_on()
 
     def weights(self) -> str:
@@ -178,7 +179,11 @@ class VlaEngine(Engine):
         return self.policy.initial_state(settings)
 
     async def infer(
-        self, observation: dict[Any, Any], state: State, deadline_ms: float | None
+        self,
+        session: RobotSession,
+        observation: dict[Any, Any],
+        state: State,
+        deadline_ms: float | None,
     ) -> Outcome:
         """The policy's answer, after those it has to wait for. Cancelled it waits no more.
 
@@ -186,7 +191,9 @@ class VlaEngine(Engine):
         """
         now_ms = self._now_ms()
         within_ms = UNHURRIED_MS if deadline_ms is None else deadline_ms
-        waiting = Waiting(observation, state, signature(observation), now_ms, now_ms + within_ms)
+        waiting = Waiting(
+            session, observation, state, signature(observation), now_ms, now_ms + within_ms
+        )
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._answers[waiting] = answer
         self._gathering.add(waiting)
@@ -222,7 +229,8 @@ class VlaEngine(Engine):
     def _answered(self, batch: list[Waiting], outcomes: list[Outcome]) -> None:
         self._running = False
         now_ms = self._now_ms()
-        self._gathering.answered(now_ms - self._begun_ms, now_ms)
+        sessions = [waiting.session for waiting in batch]
+        self._gathering.answered(sessions, now_ms - self._begun_ms, now_ms)
         for waiting, outcome in zip(batch, outcomes, strict=True):
             answer = self._answers.get(waiting)
             if answer is not None and not answer.done():
@@ -254,7 +262,7 @@ class RobotSession(ParkableSession):
         async for payload in turn.inputs:
             joined.add(payload)
         observation = joined.members()
-        outcome = await self._engine.infer(observation, self._state, wanted.deadline_ms)
+        outcome = await self._engine.infer(self, observation, self._state, wanted.deadline_ms)
         for part in to_parts(PayloadType.ACTIONS, outcome.answer):
             await turn.room()
             if part.attributes.get("key") == "actions":
@@ -290,7 +298,7 @@ class RobotSession(ParkableSession):
     def close(self) -> None:
         """The state goes."""
         self._state = {}
-        self._engine.closed()
+        self._engine.closed(self)
 
 
 def _infer(policy: Policy, batch: Sequence[Waiting]) -> list[Outcome]:
