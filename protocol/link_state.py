@@ -33,7 +33,8 @@ class OpenLink:
         self._ordered_in = Inbox(settings.ordered)
         self._urgent_in = Inbox(settings.urgent)
         self._heard_ms = now_ms
-        self._beat_ms = now_ms + settings.heartbeat_ms
+        self.beat_ms = now_ms + settings.heartbeat_ms
+        """When the next heartbeat is due."""
         self._acknowledge_ms: float | None = None
         self._unanswered = 0
         self._beat = 0
@@ -84,7 +85,7 @@ class OpenLink:
         actions: list[Action] = []
         actions += self._datas(True, self._urgent_out.overdue(now_ms))
         actions += self._datas(False, self._ordered_out.overdue(now_ms))
-        if now_ms >= self._beat_ms:
+        if now_ms >= self.beat_ms:
             actions.append(self.beat(status, now_ms))
         if self._acknowledge_ms is not None and now_ms >= self._acknowledge_ms:
             actions.append(self._transmit(Acknowledge(self.address, self._marks())))
@@ -93,7 +94,7 @@ class OpenLink:
     def beat(self, status: bytes, now_ms: float) -> Transmit:
         """A heartbeat, now."""
         self._beat += 1
-        self._beat_ms = now_ms + self._settings.heartbeat_ms
+        self.beat_ms = now_ms + self._settings.heartbeat_ms
         return self._transmit(Heartbeat(self.address, self._marks(), self._beat, status))
 
     def silent(self, now_ms: float) -> bool:
@@ -103,7 +104,7 @@ class OpenLink:
     @property
     def deadline_ms(self) -> float:
         """When `tick` or `silent` has something to say."""
-        first_ms = min(self._heard_ms + self._settings.silence_ms, self._beat_ms)
+        first_ms = min(self._heard_ms + self._settings.silence_ms, self.beat_ms)
         for other_ms in (
             self._acknowledge_ms,
             self._ordered_out.deadline_ms,

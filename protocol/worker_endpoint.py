@@ -130,7 +130,9 @@ class WorkerEndpoint(LinkShell):
 
     def _before_tick(self) -> None:
         self._socket.drain()
-        self._refresh_status()
+        beat_ms = self._end.beat_ms
+        if beat_ms is not None and beat_ms <= self._now_ms():
+            self._refresh_status()
 
     def _on_message(self, parts: list[bytes]) -> None:
         try:
