@@ -23,6 +23,8 @@ _log = structlog.get_logger(__name__)
 
 FLUSH_S = 0.025
 """How long what is in no hurry waits for something to travel with."""
+UNHURRIED = 64
+"""So many of it wait for nothing."""
 
 
 class LinkShell(ABC):
@@ -35,6 +37,7 @@ class LinkShell(ABC):
         self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._flush_due = False
         self._flush_at: asyncio.TimerHandle | None = None
+        self._unhurried = 0
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     @abstractmethod
@@ -66,16 +69,20 @@ class LinkShell(ABC):
             self._loop.call_soon(self._flush)
 
     def _flush_later(self) -> None:
-        """Let go what was sent with what is sent next, or after FLUSH_S."""
-        if not self._flush_due and self._flush_at is None:
+        """Let go what was sent with what is sent next, or after FLUSH_S, or if it is much."""
+        self._unhurried += 1
+        if self._unhurried >= UNHURRIED:
+            self._flush_soon()
+        elif not self._flush_due and self._flush_at is None:
             self._flush_at = self._loop.call_later(FLUSH_S, self._flush_late)
 
     def _flush_late(self) -> None:
         self._flush_at = None
-        self._handle(Flush())
+        self._flush()
 
     def _flush(self) -> None:
         self._flush_due = False
+        self._unhurried = 0
         self._handle(Flush())
 
     def _stop(self) -> None:
