@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,7 +180,7 @@ class VlaEngine(Engine):
 
     async def infer(
         self,
-        session: RobotSession,
+        session: Hashable,
         observation: dict[Any, Any],
         state: State,
         deadline_ms: float | None,
