@@ -95,6 +95,9 @@ class GatewayMetrics:
         self._turns = Counter(
             "antiphon_turns", "Turns ended, by status.", ["pipeline", "status"], registry=registry
         )
+        # Of each series what counts it: looking it up costs more than counting.
+        self._turns_ended: dict[tuple[str, str], Counter] = {}
+        self._not_computed: dict[str, Counter] = {}
         self._ttft = Histogram(
             "antiphon_server_ttft_seconds",
             "End of the user's turn to first text, taken at the server.",
@@ -182,7 +185,11 @@ class GatewayMetrics:
 
     def turn_finished(self, pipeline: str, turn: TurnMeasured) -> None:
         """A turn ended."""
-        self._turns.labels(pipeline, turn.status).inc()
+        counted = self._turns_ended.get((pipeline, turn.status))
+        if counted is None:
+            counted = self._turns.labels(pipeline, turn.status)
+            self._turns_ended[pipeline, turn.status] = counted
+        counted.inc()
         if turn.ttft_ms is not None:
             self._ttft.labels(pipeline).observe(turn.ttft_ms / 1000)
         if turn.ttfp_ms is not None:
@@ -231,7 +238,10 @@ class GatewayMetrics:
 
     def observations_superseded(self, pipeline: str, count: int) -> None:
         """So many observations were not computed, because a newer one had come."""
-        self._superseded.labels(pipeline).inc(count)
+        counted = self._not_computed.get(pipeline)
+        if counted is None:
+            counted = self._not_computed[pipeline] = self._superseded.labels(pipeline)
+        counted.inc(count)
 
     def watch_egress(self, queue: Queue) -> None:
         """Count `queue` in the egress depth until `forget_egress`."""

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.websocket import GatewayWebSocket
 from protocol.errors import ConfigError
 from protocol.realtime import MAX_EVENT_BYTES
 
@@ -147,7 +148,7 @@ def server_config(
     return uvicorn.Config(
         app,
         http=_PromptHttp,
-        ws="websockets-sansio",
+        ws=GatewayWebSocket,
         ws_max_size=ws_max_bytes,
         ws_ping_interval=PING_INTERVAL_S,
         ws_ping_timeout=PING_TIMEOUT_S,

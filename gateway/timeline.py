@@ -6,7 +6,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.hosting import SessionHistory, SessionSummary
 from protocol.errors import ErrorInfo
@@ -62,6 +62,31 @@ class Entry:
     details: dict[str, Any]
 
 
+class _Turn(NamedTuple):
+    """A turn that ended at monotonic `at_ms`."""
+
+    number: int
+    at_ms: float
+    turn: int
+    lane: str
+    status: str
+    reason: str | None
+    error: str | None
+    ttft_ms: float | None
+
+    def details(self) -> dict[str, Any]:
+        """What is said of it."""
+        details = {
+            "turn": self.turn,
+            "lane": None if self.lane == DEFAULT_LANE else self.lane,
+            "status": self.status,
+            "reason": self.reason,
+            "error": self.error,
+            "ttft_ms": None if self.ttft_ms is None else round(self.ttft_ms, 1),
+        }
+        return {name: value for name, value in details.items() if value is not None}
+
+
 class Timeline:
     """The latest entries of one session: `TURNS` that ended and `OTHERS` besides."""
 
@@ -69,7 +94,8 @@ class Timeline:
         self.begun_ms = begun_ms
         self.noted = 0
         """How many entries there have been."""
-        self._turns: deque[Entry] = deque(maxlen=TURNS)
+        # Turns end often, and are seldom looked at: each is described when it is.
+        self._turns: deque[_Turn] = deque(maxlen=TURNS)
         self._others: deque[Entry] = deque(maxlen=OTHERS)
 
     def note(self, now_ms: float, event: str, **details: Any) -> None:
@@ -86,20 +112,27 @@ class Timeline:
 
     def turn_ended(self, now_ms: float, turn: TurnMeasured) -> None:
         """A turn has ended."""
-        details = {
-            "turn": turn.turn,
-            "lane": None if turn.lane == DEFAULT_LANE else turn.lane,
-            "status": turn.status,
-            "reason": turn.reason,
-            "error": turn.error,
-            "ttft_ms": None if turn.ttft_ms is None else round(turn.ttft_ms, 1),
-        }
-        known = {name: value for name, value in details.items() if value is not None}
-        self._turns.append(self._entry(now_ms, "turn_ended", known))
+        self.noted += 1
+        self._turns.append(
+            _Turn(
+                self.noted,
+                now_ms,
+                turn.turn,
+                turn.lane,
+                turn.status,
+                turn.reason,
+                turn.error,
+                turn.ttft_ms,
+            )
+        )
 
     def entries(self) -> list[Entry]:
         """What is kept, in the order in which it happened."""
-        return list(heapq.merge(self._turns, self._others, key=lambda entry: entry.number))
+        turns = [
+            Entry(turn.number, self._at_ms(turn.at_ms), "turn_ended", turn.details())
+            for turn in self._turns
+        ]
+        return list(heapq.merge(turns, self._others, key=lambda entry: entry.number))
 
     def described(self) -> dict[str, Any]:
         """The form in which operators see it: `entries`, and how many were `dropped`."""
@@ -113,7 +146,10 @@ class Timeline:
 
     def _entry(self, now_ms: float, event: str, details: dict[str, Any]) -> Entry:
         self.noted += 1
-        return Entry(self.noted, round(now_ms - self.begun_ms, 1), event, details)
+        return Entry(self.noted, self._at_ms(now_ms), event, details)
+
+    def _at_ms(self, now_ms: float) -> float:
+        return round(now_ms - self.begun_ms, 1)
 
 
 class Timelines:

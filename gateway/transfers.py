@@ -1,8 +1,9 @@
 """The gateway's payloads: input to the workers and output from them, by message or arena.
 
-Stream input goes through this gateway's arena where its edge says so, in the order in
-which it came; what finds no room waits, and the session's backlog bounds it. Output
-that came through a worker's arena is read in place until it is released.
+Input goes through this gateway's arena where its edge says so. Stream input goes in the order
+in which it came; what finds no room waits, and the session's backlog bounds it. What a turn
+begins with is named by its command, and is inside it where there is no room. Output that came
+through a worker's arena is read in place until it is released.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec.structs import replace
 
-from protocol.connector_errors import NoCredit, NotAttached, PeerLost, TurnVoid
+from protocol.connector_errors import NoCredit, NotAttached, PayloadTooLarge, PeerLost, TurnVoid
 from protocol.connectors import Descriptor, InlineDescriptor, ShmDescriptor, Traffic
 from protocol.edges import (
     CLIENT,
@@ -29,7 +31,7 @@ from protocol.edges import (
     worker_arena,
 )
 from protocol.errors import AntiphonError
-from protocol.messages import Update
+from protocol.messages import Run, Update
 from protocol.payloads import Payload
 from protocol.shm_connector import ShmConnector, ShmFlow, usable_kind
 
@@ -38,6 +40,8 @@ _log = structlog.get_logger(__name__)
 ATTACH_S = 5.0
 INPUT_TURN = 0
 """The number under which a session's stream input has its credit."""
+_ABOUT_BYTES = 1024
+"""What a payload takes in the arena beside its data, at most as a rule."""
 
 
 @dataclass(eq=False)
@@ -70,6 +74,8 @@ class Transfers:
         self._inline: dict[str, Traffic] = {}
         self._relayed: dict[str, Traffic] = {}
         self._inputs: dict[tuple[str, str], _Input] = {}
+        self._turn_inputs: dict[tuple[str, int], str] = {}
+        """The turns whose inputs lie in the arena, each with the stage that is to read them."""
         paths = [path for e in endpoints if (path := gateway_arena(e, incarnation)) is not None]
         if paths and usable_kind(ConnectorKind.SHM) == ConnectorKind.SHM:
             self._shm = ShmConnector(paths[0], incarnation, copied_bytes=COPIED_BYTES)
@@ -126,8 +132,47 @@ class Transfers:
                 stream.pump = asyncio.create_task(self._pump(stream, stage))
         return None
 
+    def put_inputs(self, stage: str, run: Run, consumer: str | None, kind: str) -> Run:
+        """The command with what it brings: payloads above COPIED_BYTES lie in the arena, where
+        their edge says so and there is room, and are named by it."""
+        if self._shm is None or consumer is None or kind != ConnectorKind.SHM:
+            return run
+        large = [
+            each.size_bytes
+            for each in run.inputs
+            if isinstance(each, InlineDescriptor) and each.size_bytes > COPIED_BYTES
+        ]
+        if not large:
+            return run
+        session, edge = run.fence.session, edge_name(CLIENT, stage)
+        window_bytes = sum(large) + len(large) * _ABOUT_BYTES
+        try:
+            flow = self._shm.open(session, run.turn, {edge: consumer}, window_bytes)
+        except (NoCredit, NotAttached, PayloadTooLarge):
+            return run  # The message carries the bytes, and the link bounds them.
+        self._turn_inputs[session, run.turn] = stage
+        inputs = [self._put_input(flow, descriptor) for descriptor in run.inputs]
+        self._shm.close_flow(flow)
+        return replace(run, inputs=inputs)
+
+    def _put_input(self, flow: ShmFlow, descriptor: Descriptor) -> Descriptor:
+        assert self._shm is not None
+        if isinstance(descriptor, InlineDescriptor) and descriptor.size_bytes > COPIED_BYTES:
+            with contextlib.suppress(AntiphonError):
+                return self._shm.put(descriptor.payload, flow)
+        return descriptor
+
+    def inputs_read(self, session: str, turn: int) -> None:
+        """The turn has ended: what it brought has been read, or never will be."""
+        self._turn_inputs.pop((session, turn), None)
+
     def close_input(self, session: str, stage: str) -> None:
-        """The session's input goes to this worker no more."""
+        """The session's input goes to this worker no more; it may have lost what names it."""
+        turns = [key for key, by in self._turn_inputs.items() if key[0] == session and by == stage]
+        for key in turns:
+            del self._turn_inputs[key]
+            assert self._shm is not None
+            self._shm.void(*key)
         stream = self._inputs.pop((session, stage), None)
         if stream is None:
             return

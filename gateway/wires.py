@@ -34,7 +34,7 @@ from protocol.messages import (
 )
 from sessions.actions import Event, Reported, StageLost, StageProduced
 from sessions.lanes import INPUT_LANE
-from sessions.pipeline import Pipeline
+from sessions.pipeline import Kind, Pipeline
 
 _log = structlog.get_logger(__name__)
 
@@ -161,11 +161,11 @@ class SessionWires:
                 return self._transfers.put_input(stage, command)
             case Open():
                 self._opens[stage] = command.command
-                edge = edge_name(CLIENT, stage)
-                kind = self._pipeline.connectors.get(edge, ConnectorKind.INLINE)
-                self._transfers.open_input(self._session, stage, replica.consumer, kind)
+                if self._pipeline.kind is Kind.DUPLEX:
+                    kind = self._input_kind(stage)
+                    self._transfers.open_input(self._session, stage, replica.consumer, kind)
             case Run():
-                self._run(stage, command)
+                return self._run(replica, stage, command)
             case Feed(payload=payload) if payload is not None:
                 self._count_inputs(stage, [payload])
             case Acknowledge():
@@ -176,13 +176,21 @@ class SessionWires:
                         self._void(turn)
         return command
 
-    def _run(self, stage: str, run: Run) -> None:
+    def _input_kind(self, stage: str) -> ConnectorKind:
+        """How what clients send crosses to `stage`."""
+        return self._pipeline.connectors.get(edge_name(CLIENT, stage), ConnectorKind.INLINE)
+
+    def _run(self, replica: Replica, stage: str, run: Run) -> Run:
         if run.turn not in self._wanted:
             self.turns += 1
             self._wanted[run.turn] = _Turn(run.lane, stage)
-        self._count_inputs(stage, run.inputs)
         if not run.to_client:
             self._relayed.add((run.turn, stage))
+        # What it puts into the arena is counted there.
+        put = self._transfers.put_inputs(stage, run, replica.consumer, self._input_kind(stage))
+        both = zip(run.inputs, put.inputs, strict=True)
+        self._count_inputs(stage, [now for before, now in both if now is before])
+        return put
 
     def _attach_readers(self, replica: Replica, run: Run) -> tuple[dict[str, str], list[Event]]:
         """Let the workers that read the turn's output attach to the arena it comes from.
@@ -244,6 +252,7 @@ class SessionWires:
 
     def turn_over(self, turn: int) -> None:
         """The turn has ended: no more output of it comes, and none is read any more."""
+        self._transfers.inputs_read(self._session, turn)
         ended = self._wanted.pop(turn, None)
         if ended is not None:
             for held in ended.held.values():

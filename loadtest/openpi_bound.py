@@ -1,9 +1,10 @@
 """The least that a server can do: read each observation, look at nothing, send one packed answer.
 
-    python loadtest/openpi_bound.py PORT
+    python loadtest/openpi_bound.py PORT [MS ROBOTS]
 
 One thread a connection, blocking sockets, one buffer. What a robot takes against it is what the
-official client and the kernel take.
+official client and the kernel take. With MS and ROBOTS it has a policy that takes so many
+milliseconds for all of so many robots at once: observations wait until it has one of each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -62,8 +64,18 @@ def serve(client: socket.socket) -> None:
                     return
                 needed = 14 + int.from_bytes(buffer[2:10], "big")
                 assert buffer[1] & 0x7F == 127, "observations have more than 64 KiB here"
+        together.wait()
         client.sendall(ANSWER)
 
+
+def infer() -> None:
+    """Once all robots have been heard, before any is answered."""
+    if TAKES_S:
+        time.sleep(TAKES_S)
+
+
+TAKES_S = float(sys.argv[2]) / 1000.0 if len(sys.argv) > 2 else 0.0
+together = threading.Barrier(int(sys.argv[3]) if len(sys.argv) > 3 else 1, infer)
 
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
     while True:

@@ -9,6 +9,7 @@ other. Two measurements, in rounds that take turns (A B C A B C ...):
   and a prompt (301 KB), a chunk of 50x32 float32. Against `antiphon serve`, against pip's
   openpi-server, and against a `bound`, which reads the observation and looks at nothing.
 - `shared`: ten robots, a policy that takes 30 ms a call, and a probe of /healthz beside them.
+  The `bound` there has one call for all ten, once it has heard all.
 
 A step runs from the call of the client's `infer` to its return. `cpu_us` is the processor time
 of all processes of the server for one step. Prints one JSON object. With --check the exit
@@ -69,6 +70,7 @@ class Server:
     cpu_s: float = 0.0
     steps: int = 0
     probed_s: list[float] = field(default_factory=list)
+    has_probe: bool = True
 
     def cpu(self) -> float:
         """Processor time of its processes so far, in seconds."""
@@ -130,22 +132,21 @@ def measure(infer_ms: int, robots: int, steps: int, rounds: int) -> dict[str, An
             running.enter_context(antiphon(infer_ms)),
             running.enter_context(official(infer_ms)),
         ]
-        if not infer_ms:
-            servers.append(running.enter_context(bound()))
+        servers.append(running.enter_context(bound(infer_ms, robots)))
         os.sched_setaffinity(0, cores[1:] or cores)
         try:
             for _ in range(rounds):
                 for server in servers:
-                    one_round(server, robots, steps, probe=infer_ms > 0)
+                    one_round(server, robots, steps, together=infer_ms > 0)
         finally:
             os.sched_setaffinity(0, cores)
     return {server.name: server.result() for server in servers}
 
 
-def one_round(server: Server, robots: int, steps: int, *, probe: bool) -> None:
-    """All robots take their steps at once."""
+def one_round(server: Server, robots: int, steps: int, *, together: bool) -> None:
+    """All robots take their steps at once; `together`: they share a slow policy."""
     command = [openpi_python(), ROOT / "loadtest" / "openpi_robot.py"]
-    arguments = [f"ws://127.0.0.1:{server.port}", str(steps), str(WARM if not probe else 2)]
+    arguments = [f"ws://127.0.0.1:{server.port}", str(steps), str(2 if together else WARM)]
     with contextlib.ExitStack() as running:
         processes = [
             running.enter_context(
@@ -166,7 +167,7 @@ def one_round(server: Server, robots: int, steps: int, *, probe: bool) -> None:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        if probe:
+        if together and server.has_probe:
             while any(process.poll() is None for process in processes):
                 server.probed_s.append(healthz(server.port))
                 time.sleep(PROBE_S)
@@ -205,9 +206,11 @@ def official(infer_ms: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def bound() -> Iterator[Server]:
+def bound(infer_ms: int, robots: int) -> Iterator[Server]:
     """The least that a server can do."""
-    with other("bound", Path(sys.executable), "openpi_bound.py") as server:
+    arguments = (str(infer_ms), str(robots)) if infer_ms else ()
+    with other("bound", Path(sys.executable), "openpi_bound.py", *arguments) as server:
+        server.has_probe = False
         yield server
 
 

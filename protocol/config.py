@@ -226,11 +226,12 @@ class PipelineConfig(_Section):
     `voices` maps a voice of the speaking stage to other names that clients may use
     for it. `required` makes `/readyz` wait for this pipeline. `connectors` says for
     an edge, named `SOURCE->TARGET` with `client` for the client's end, how its payloads
-    cross it: by default text and what is delivered whole `inline`, the rest by `shm`; what
-    clients of other kinds than duplex send is `inline`. Sessions of a lower `priority` are
-    parked first to make room for others, and with `durability: none` none are; with
-    `durability: turn` their state is stored after each turn besides. `state` names the stage
-    that keeps the state of a world or robot, where it is not the first one.
+    cross it: by default text, actions and what is delivered whole `inline`, the rest by `shm`.
+    What comes with a command, as the inputs of a step do, is `inline` where it is small.
+    Sessions of a lower `priority` are parked first to make room for others, and with
+    `durability: none` none are; with `durability: turn` their state is stored after each turn
+    besides. `state` names the stage that keeps the state of a world or robot, where it is not
+    the first one.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -249,8 +250,8 @@ class PipelineConfig(_Section):
     @property
     def edge_connectors(self) -> dict[str, ConnectorKind]:
         """How payloads cross each edge, those from and to the client included, by its name."""
-        # Audio streams in; the inputs of a step or of a request come with its command.
-        taken = PayloadType.AUDIO if self.kind == "duplex" else PayloadType.TEXT
+        # Audio streams in, steps bring arrays, and requests for the most part text.
+        taken = PayloadType.TEXT if self.kind == "one-shot" else PayloadType.AUDIO
         chosen = {
             edge_name(CLIENT, self.entry): default_connector(taken),
             edge_name(self.entry, CLIENT): default_connector(PayloadType.TEXT),
@@ -465,9 +466,6 @@ def _kind_contradictions(
             yield (*location, option), f"only a duplex pipeline has {option}"
     if "lead_ms" in pipeline.limits.model_fields_set:
         yield (*location, "limits", "lead_ms"), "only a duplex pipeline has a lead"
-    if edge_name(CLIENT, pipeline.entry) in pipeline.connectors:
-        reason = "what clients of this kind send comes with its command, inline"
-        yield (*location, "connectors", edge_name(CLIENT, pipeline.entry)), reason
 
 
 def _voice_contradictions(

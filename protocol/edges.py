@@ -49,8 +49,11 @@ def edge_name(source: str, target: str) -> str:
 
 
 def default_connector(payload: PayloadType) -> ConnectorKind:
-    """What an edge uses when its config does not say: only text is small enough for messages."""
-    return ConnectorKind.INLINE if payload is PayloadType.TEXT else ConnectorKind.SHM
+    """What an edge uses when its config does not say: what is small is cheapest in messages."""
+    return ConnectorKind.INLINE if payload in _SMALL else ConnectorKind.SHM
+
+
+_SMALL = frozenset({PayloadType.TEXT, PayloadType.ACTIONS})
 
 
 def worker_arena(endpoint: str) -> str | None:

@@ -277,6 +277,11 @@ class WorkerEnd:
         """When the next `Tick` is due."""
         return min((link.deadline_ms for link in self._links.values()), default=None)
 
+    @property
+    def beat_ms(self) -> float | None:
+        """When the next heartbeat is due; None without links."""
+        return min((link.beat_ms for link in self._links.values()), default=None)
+
     def unacknowledged(self, gateway: str) -> int:
         """Messages that the gateway has not acknowledged."""
         link = self._links.get(gateway)

@@ -33,7 +33,8 @@ class OpenLink:
         self._ordered_in = Inbox(settings.ordered)
         self._urgent_in = Inbox(settings.urgent)
         self._heard_ms = now_ms
-        self._beat_ms = now_ms + settings.heartbeat_ms
+        self.beat_ms = now_ms + settings.heartbeat_ms
+        """When the next heartbeat is due."""
         self._acknowledge_ms: float | None = None
         self._unanswered = 0
         self._beat = 0
@@ -49,9 +50,10 @@ class OpenLink:
         """Let go what the credit admits."""
         actions: list[Action] = []
         for urgent, outbox in ((True, self._urgent_out), (False, self._ordered_out)):
-            while (batch := outbox.take(now_ms)) is not None:
+            while outbox.waits and (batch := outbox.take(now_ms)) is not None:
                 actions.append(self._data(urgent, batch))
-        return [*actions, *self._crowding()]
+        actions += self._crowding()
+        return actions
 
     def receive(self, frame: Data | Acknowledge | Heartbeat, now_ms: float) -> list[Action]:
         """Take in a frame of this very link."""
@@ -61,7 +63,8 @@ class OpenLink:
             (True, self._urgent_out, frame.marks.urgent),
             (False, self._ordered_out, frame.marks.ordered),
         ):
-            actions += self._datas(urgent, outbox.acknowledged(mark, now_ms))
+            if outbox.unacknowledged:
+                actions += self._datas(urgent, outbox.acknowledged(mark, now_ms))
         match frame:
             case Data():
                 actions += self._receive_data(frame, now_ms)
@@ -82,7 +85,7 @@ class OpenLink:
         actions: list[Action] = []
         actions += self._datas(True, self._urgent_out.overdue(now_ms))
         actions += self._datas(False, self._ordered_out.overdue(now_ms))
-        if now_ms >= self._beat_ms:
+        if now_ms >= self.beat_ms:
             actions.append(self.beat(status, now_ms))
         if self._acknowledge_ms is not None and now_ms >= self._acknowledge_ms:
             actions.append(self._transmit(Acknowledge(self.address, self._marks())))
@@ -91,7 +94,7 @@ class OpenLink:
     def beat(self, status: bytes, now_ms: float) -> Transmit:
         """A heartbeat, now."""
         self._beat += 1
-        self._beat_ms = now_ms + self._settings.heartbeat_ms
+        self.beat_ms = now_ms + self._settings.heartbeat_ms
         return self._transmit(Heartbeat(self.address, self._marks(), self._beat, status))
 
     def silent(self, now_ms: float) -> bool:
@@ -101,14 +104,15 @@ class OpenLink:
     @property
     def deadline_ms(self) -> float:
         """When `tick` or `silent` has something to say."""
-        deadlines = (
-            self._heard_ms + self._settings.silence_ms,
-            self._beat_ms,
+        first_ms = min(self._heard_ms + self._settings.silence_ms, self.beat_ms)
+        for other_ms in (
             self._acknowledge_ms,
             self._ordered_out.deadline_ms,
             self._urgent_out.deadline_ms,
-        )
-        return min(deadline for deadline in deadlines if deadline is not None)
+        ):
+            if other_ms is not None and other_ms < first_ms:
+                first_ms = other_ms
+        return first_ms
 
     @property
     def crowded(self) -> bool:

@@ -21,6 +21,11 @@ from protocol.link_events import Action, Event, Flush, Tick
 
 _log = structlog.get_logger(__name__)
 
+FLUSH_S = 0.025
+"""How long what is in no hurry waits for something to travel with."""
+UNHURRIED = 64
+"""So many of it wait for nothing."""
+
 
 class LinkShell(ABC):
     """What both shells share: the clock, the timer and the end of the loop turn."""
@@ -31,6 +36,8 @@ class LinkShell(ABC):
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._tick, self._now_ms)
         self._flush_due = False
+        self._flush_at: asyncio.TimerHandle | None = None
+        self._unhurried = 0
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     @abstractmethod
@@ -61,12 +68,28 @@ class LinkShell(ABC):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def _flush_later(self) -> None:
+        """Let go what was sent with what is sent next, or after FLUSH_S, or if it is much."""
+        self._unhurried += 1
+        if self._unhurried >= UNHURRIED:
+            self._flush_soon()
+        elif not self._flush_due and self._flush_at is None:
+            self._flush_at = self._loop.call_later(FLUSH_S, self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._flush_at = None
+        self._flush()
+
     def _flush(self) -> None:
         self._flush_due = False
+        self._unhurried = 0
         self._handle(Flush())
 
     def _stop(self) -> None:
         self._timer.cancel()
+        if self._flush_at is not None:
+            self._flush_at.cancel()
+            self._flush_at = None
         if not self._closed.done():
             self._closed.set_result(None)
 

@@ -89,6 +89,11 @@ class Outbox:
         return self._crowded
 
     @property
+    def waits(self) -> bool:
+        """Whether a message was accepted and has not been sent."""
+        return bool(self._waiting)
+
+    @property
     def unacknowledged(self) -> int:
         """Messages that were accepted and not acknowledged."""
         return len(self._waiting) + len(self._sent)

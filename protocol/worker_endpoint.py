@@ -41,7 +41,6 @@ class WorkerEndpoint(LinkShell):
     `on_gateway_up(gateway)` comes first for a gateway incarnation: everything that an
     earlier link with it had is gone. `on_command(gateway, command)` is called in order,
     `on_gateway_down(gateway)` when it is lost, `status()` before each heartbeat.
-    `on_turn_end()` is called once after each loop turn that brought commands.
     `on_crowded(gateway, crowded)` is called, also from within `send`, when so much waits for
     a gateway that no more payloads should be made for it, and when little does again; it
     ends with the link.
@@ -57,7 +56,6 @@ class WorkerEndpoint(LinkShell):
         on_command: Callable[[str, Command], None],
         on_gateway_up: Callable[[str], None],
         on_gateway_down: Callable[[str], None],
-        on_turn_end: Callable[[], None],
         status: Callable[[], WorkerStatus],
         on_crowded: Callable[[str, bool], None] = lambda _gateway, _crowded: None,
         settings: LinkSettings | None = None,
@@ -68,8 +66,6 @@ class WorkerEndpoint(LinkShell):
         self._on_command = on_command
         self._on_gateway_up = on_gateway_up
         self._on_gateway_down = on_gateway_down
-        self._on_turn_end = on_turn_end
-        self._turn_end_due = False
         self._status = status
         self._on_crowded = on_crowded
         self._local = is_local(endpoint)
@@ -134,7 +130,9 @@ class WorkerEndpoint(LinkShell):
 
     def _before_tick(self) -> None:
         self._socket.drain()
-        self._refresh_status()
+        beat_ms = self._end.beat_ms
+        if beat_ms is not None and beat_ms <= self._now_ms():
+            self._refresh_status()
 
     def _on_message(self, parts: list[bytes]) -> None:
         try:
@@ -186,10 +184,3 @@ class WorkerEndpoint(LinkShell):
             self.drop(gateway)
             return
         self._call(self._on_command, gateway, command)
-        if not self._turn_end_due:
-            self._turn_end_due = True
-            self._loop.call_soon(self._turn_ended)
-
-    def _turn_ended(self) -> None:
-        self._turn_end_due = False
-        self._call(self._on_turn_end)

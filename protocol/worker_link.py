@@ -28,6 +28,7 @@ from protocol.link_events import (
 from protocol.link_frames import WorkerInfo
 from protocol.link_zmq import LinkShell
 from protocol.messages import (
+    Acknowledge,
     Command,
     Feed,
     RaiseFloor,
@@ -106,10 +107,11 @@ class WorkerLink(LinkShell):
     def send(self, command: Command) -> None:
         """Send `command`; it leaves at the end of the loop turn.
 
-        Commands arrive in the order of their sending, except that `RaiseFloor` may
-        overtake others. Raises EngineLost when no worker is linked, CapacityExceeded
-        when the queue to it is full (for what carries payloads before it is for the rest),
-        InvalidRequest when the command is too long. If it raises, the command was not sent.
+        An `Acknowledge` waits a moment for something to travel with. Commands arrive in the
+        order of their sending, except that `RaiseFloor` may overtake others. Raises EngineLost
+        when no worker is linked, CapacityExceeded when the queue to it is full (for what
+        carries payloads before it is for the rest), InvalidRequest when the command is too
+        long. If it raises, the command was not sent.
         """
         urgent = isinstance(command, RaiseFloor)
         payload = isinstance(command, Update | Run | Feed)
@@ -119,7 +121,10 @@ class WorkerLink(LinkShell):
             raise EngineLost("the worker is not connected") from None
         except ValueError as error:
             raise InvalidRequest(str(error), code="payload_too_large") from None
-        self._flush_soon()
+        if isinstance(command, Acknowledge):
+            self._flush_later()
+        else:
+            self._flush_soon()
         for action in actions:
             self._carry_out(action)
 

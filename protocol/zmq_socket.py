@@ -1,8 +1,8 @@
 """A ZeroMQ socket on an asyncio loop, and where such sockets may lie.
 
 The file descriptor of a ZeroMQ socket is edge-triggered: it says that something may have
-changed, once. So every wake-up reads until there is nothing left, and so does the loop
-turn after a send, which may have taken the signal away. Nothing polls.
+changed, once. So every wake-up reads until there is nothing left, and a send, which may have
+taken the signal away, looks whether there is something to read. Nothing polls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from protocol.link_frames import MAX_FRAME_BYTES
 
 _LONGEST_SOCKET_PATH = 107
 _MESSAGES_PER_TURN = 256
+
+# Members of its enumerations are slow to look up and to combine.
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
 
 
 class SendOutcome(Enum):
@@ -67,6 +73,7 @@ class LoopSocket:
         self._monitor_fd = int(self._monitor.get(zmq.FD))
         self._loop.add_reader(self._fd, self._woken)
         self._loop.add_reader(self._monitor_fd, self._drain_monitor)
+        self._loop.call_soon(self._drain_monitor)
         self._drain_soon()
 
     def set(self, option: int, value: int | bytes) -> None:
@@ -90,22 +97,24 @@ class LoopSocket:
         """Hand one message to the socket without waiting."""
         if self._closed:
             return SendOutcome.DROPPED
-        self._drain_soon()
         outcome = self._try_send(parts)
         if outcome is SendOutcome.DROPPED:
             # A send looks only now and then at what its connections have become; asking
             # for the events makes it look.
-            self._socket.get(zmq.EVENTS)
+            self._readable()
             outcome = self._try_send(parts)
+        if self._readable():
+            self._drain_soon()
         return outcome
 
     def drain(self) -> None:
         """Read what is there, up to a bound a loop turn."""
         for _ in range(_MESSAGES_PER_TURN):
-            if self._closed:
+            # Asking costs a third of an attempt that fails.
+            if self._closed or not self._readable():
                 return
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = self._socket.recv_multipart(_NOBLOCK)
             except zmq.Again:
                 return
             self._on_message(parts)
@@ -124,7 +133,9 @@ class LoopSocket:
 
     def _try_send(self, parts: Sequence[bytes]) -> SendOutcome:
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            for part in parts[:-1]:
+                self._socket.send(part, _NOBLOCK_MORE)
+            self._socket.send(parts[-1], _NOBLOCK)
         except zmq.Again:
             return SendOutcome.DROPPED
         except zmq.ZMQError as error:
@@ -145,8 +156,10 @@ class LoopSocket:
 
     def _drain_due_now(self) -> None:
         self._drain_due = False
-        self._drain_monitor()
         self.drain()
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def _drain_monitor(self) -> None:
         while not self._closed:

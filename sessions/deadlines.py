@@ -5,6 +5,13 @@ from __future__ import annotations
 import heapq
 
 
+def earliest(one_ms: float | None, other_ms: float | None) -> float | None:
+    """The earlier of two deadlines; None is none."""
+    if one_ms is None or (other_ms is not None and other_ms < one_ms):
+        return other_ms
+    return one_ms
+
+
 class Deadlines:
     """The next deadline of each key. Setting and cancelling are O(log n), lazily cleaned."""
 

@@ -171,6 +171,11 @@ class Ledger:
             now = _Account(account.tenant, account.declared, account.earlier, dict(measured))
             self._replace(session, now)
 
+    def measures(self, session: str, measured: Mapping[str, int]) -> bool:
+        """Whether this is what was measured last of a session."""
+        account = self._accounts.get(session)
+        return account is not None and account.measured == measured
+
     def release(self, session: str) -> None:
         """The session holds nothing any more."""
         self._replace(session, None)

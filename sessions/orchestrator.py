@@ -17,6 +17,7 @@ from protocol.messages import TurnEnded, TurnStatus
 from protocol.payloads import Payload, PayloadType, text_payload
 from sessions.actions import StageProduced
 from sessions.bindings import Binding
+from sessions.deadlines import earliest
 from sessions.flow import ClauseCut, EdgeFlow, Flow, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.pipeline import Delivery, Pipeline
@@ -38,6 +39,8 @@ class Orchestrator:
         self._lanes = lanes
         self._emit = emit
         self._flows: dict[int, Flow] = {}
+        self._stages: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
+        """Which stages turns run, by where they enter and which ports they fill."""
 
     def start(
         self,
@@ -55,7 +58,7 @@ class Orchestrator:
 
         Raises CapacityExceeded when too much waits for a worker already.
         """
-        stages = self._pipeline.needed(entry, ports) if ports else frozenset({entry})
+        stages = self._needed(entry, ports)
         turn = self._lanes.start()
         edges = [
             EdgeFlow(edge, paced=self._pipeline.streams_from(edge.target))
@@ -73,6 +76,13 @@ class Orchestrator:
         self._flows[turn] = flow
         self._watch_waiting(flow, now_ms)
         return turn
+
+    def _needed(self, entry: str, ports: frozenset[str]) -> frozenset[str]:
+        known = self._stages.get((entry, ports))
+        if known is None:
+            known = self._pipeline.needed(entry, ports) if ports else frozenset({entry})
+            self._stages[entry, ports] = known
+        return known
 
     def output(self, piece: StageProduced, now_ms: float) -> None:
         """A stage produced a piece of the turn's output."""
@@ -186,8 +196,10 @@ class Orchestrator:
         `paused(lane)` says that nobody takes the output of that lane now, so that its turns
         may stand still.
         """
-        times = (self._given_up_at_ms(flow, paused) for flow in self._flows.values())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        first_ms = None
+        for flow in self._flows.values():
+            first_ms = earliest(first_ms, self._given_up_at_ms(flow, paused))
+        return first_ms
 
     def tick(self, now_ms: float, paused: Callable[[str], bool]) -> None:
         """Fail the turns that have waited long enough."""

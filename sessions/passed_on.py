@@ -28,5 +28,5 @@ def check_inputs(inputs: Iterable[Payload]) -> None:
 
 def check_parameters(parameters: dict[str, Any], field: str) -> None:
     """Raise InvalidRequest naming `field` when the map is too long to be passed on."""
-    if len(msgspec.msgpack.encode(parameters)) > MAX_PARAMETERS_BYTES:
+    if parameters and len(msgspec.msgpack.encode(parameters)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequest(f"{field} are longer than {MAX_PARAMETERS_BYTES} bytes", field=field)

@@ -51,6 +51,7 @@ from sessions.client import (
     SettingsUpdated,
 )
 from sessions.commands import Commands
+from sessions.deadlines import earliest
 from sessions.directory import Create, Outcome, Record, Reply, Request, Write
 from sessions.kinds import MACHINES
 from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
@@ -285,15 +286,17 @@ class Session:
 
     def deadline(self) -> float | None:
         """When `Tick` is due."""
-        deadlines = []
-        if (own := self._lifecycle.deadline()) is not None:
-            deadlines.append(own[0])
-        if self._lifecycle.live and (due := self._machine.deadline()) is not None:
-            deadlines.append(due)
-        first_client_ms = self._opened_ms + FIRST_CLIENT_MS
-        if self.state is State.DETACHED and not self._visited and self._now_ms < first_client_ms:
-            deadlines.append(first_client_ms)
-        return min(deadlines, default=None)
+        own = self._lifecycle.deadline()
+        if own is None:
+            return None
+        first_ms: float | None = own[0]
+        if self._lifecycle.live:
+            first_ms = earliest(first_ms, self._machine.deadline())
+        if not self._visited and self.state is State.DETACHED:
+            first_client_ms = self._opened_ms + FIRST_CLIENT_MS
+            if self._now_ms < first_client_ms:
+                first_ms = earliest(first_ms, first_client_ms)
+        return first_ms
 
     # Opening
 

@@ -42,7 +42,7 @@ from protocol.messages import (
     WorkerStatus,
 )
 from sessions.compute import Compute
-from sessions.deadlines import Deadlines
+from sessions.deadlines import Deadlines, earliest
 from sessions.ledger import Ledger
 from workers.control_events import (
     Action,
@@ -136,6 +136,11 @@ class Control:
         return len(self._sessions)
 
     @property
+    def unsaid(self) -> bool:
+        """Whether `Settle` has something to say."""
+        return bool(self._unsaid)
+
+    @property
     def waiting(self) -> int:
         """Turns that run and commands that wait."""
         return self._totals.turns + self._totals.waiting
@@ -166,13 +171,13 @@ class Control:
     @property
     def deadline_ms(self) -> float | None:
         """When the next `Tick` is due."""
-        times = [gone + self._limits.owner_gone_ms for gone in self._gone_ms.values()]
-        alone = self._limits.parked_alone_ms
-        times += [gone + alone for gone in self._parked_alone_ms.values()]
-        for first in (self._timed.next_ms(), self._rooms.deadline_ms):
-            if first is not None:
-                times.append(first)
-        return min(times, default=None)
+        first_ms = earliest(self._timed.next_ms(), self._rooms.deadline_ms)
+        if self._gone_ms:
+            first_ms = earliest(first_ms, min(self._gone_ms.values()) + self._limits.owner_gone_ms)
+        if self._parked_alone_ms:
+            alone_ms = min(self._parked_alone_ms.values()) + self._limits.parked_alone_ms
+            first_ms = earliest(first_ms, alone_ms)
+        return first_ms
 
     def handle(self, event: Event, now_ms: float) -> list[Action]:
         """Take `event` in; the actions are to be carried out in order."""

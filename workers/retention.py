@@ -128,8 +128,10 @@ class Retention(Generic[Kept]):
     @property
     def deadline_ms(self) -> float | None:
         """When the next piece grows too old."""
+        if not self._unacknowledged:
+            return None
         oldest = [kept.pieces[0].kept_ms for kept in self._unacknowledged.values()]
-        return min(oldest) + self._limits.age_ms if oldest else None
+        return min(oldest) + self._limits.age_ms
 
     def clear(self) -> list[Kept]:
         """Drop everything; what goes."""

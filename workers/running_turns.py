@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -28,11 +28,11 @@ from workers.turns import TurnInputs
 _log = structlog.get_logger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
-    task: asyncio.Task[TurnResult | ErrorInfo]
     inputs: TurnInputs
     room: asyncio.Event
+    task: asyncio.Task[None] = field(init=False)
 
 
 class RunningTurns:
@@ -97,10 +97,11 @@ class RunningTurns:
             wait_for_room,
             action.step,
         )
-        task = self._tasks.create_task(self._run(session, action, turn))
-        self._running[key] = _Running(task, inputs, room)
-        # Also told when the task is cancelled before its first step.
-        task.add_done_callback(lambda done: self._finished(key, inputs, done))
+        running = _Running(inputs, room)
+        running.task = self._tasks.create_task(self._run(session, action, turn, running))
+        self._running[key] = running
+        # One that is cancelled before its first step says nothing itself.
+        running.task.add_done_callback(lambda _: self._finished(key, running, None))
 
     def feed(self, action: FeedTurn) -> None:
         """Give a turn more input."""
@@ -140,33 +141,34 @@ class RunningTurns:
             _log.error("turn_abandoned", session=session, turn=turn)
 
     async def _run(
-        self, session: EngineSession, action: StartTurn, turn: Turn
-    ) -> TurnResult | ErrorInfo:
+        self, session: EngineSession, action: StartTurn, turn: Turn, running: _Running
+    ) -> None:
         structlog.contextvars.bind_contextvars(
             session=action.session, epoch=action.epoch, turn=action.turn, lane=action.lane
         )
+        result: TurnResult | ErrorInfo
         try:
-            return await session.run(turn)
+            result = await session.run(turn)
         except Exception as error:
-            return self._explain(error)
+            result = self._explain(error)
+        # Here and not when the task is done: its end leaves with its last output.
+        try:
+            self._finished((action.session, action.turn), running, result)
+        except Exception:
+            _log.exception("turn_end_failed", session=action.session, turn=action.turn)
 
     def _finished(
-        self,
-        key: tuple[str, int],
-        inputs: TurnInputs,
-        task: asyncio.Task[TurnResult | ErrorInfo],
+        self, key: tuple[str, int], running: _Running, result: TurnResult | ErrorInfo | None
     ) -> None:
+        """The engine has stopped; without a result because it was cancelled."""
         # An abandoned turn reads until here, and holds what it reads.
-        inputs.close()
-        running = self._running.get(key)
-        if running is None or running.task is not task:
+        running.inputs.close()
+        if self._running.get(key) is not running:
             return
         del self._running[key]
-        if task.cancelled():
+        if result is None:
             self._tell(TurnFinished(*key, TurnOutcome.CANCELLED))
-            return
-        result = task.result()
-        if isinstance(result, ErrorInfo):
+        elif isinstance(result, ErrorInfo):
             self._tell(TurnFinished(*key, TurnOutcome.FAILED, result))
         else:
             self._tell(TurnFinished(*key, TurnOutcome.COMPLETED, None, result.usage, result.commit))

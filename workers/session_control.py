@@ -41,6 +41,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.deadlines import earliest
 from sessions.ledger import Ledger, OutOfBytes
 from workers.control_events import (
     Action,
@@ -378,12 +379,13 @@ class SessionControl:
     @property
     def deadline_ms(self) -> float | None:
         """When `tick` is due."""
-        times = [self.turns.deadline_ms]
+        first_ms = self.turns.deadline_ms
         if self.gap_since_ms is not None:
-            times.append(self.gap_since_ms + self.limits.gap_ms)
+            first_ms = earliest(first_ms, self.gap_since_ms + self.limits.gap_ms)
         if self.state is SessionState.CLOSING:
-            times.append(self._free_again_ms if self._freeing else self._close_by_ms)
-        return min((time for time in times if time is not None), default=None)
+            closing_ms = self._free_again_ms if self._freeing else self._close_by_ms
+            first_ms = earliest(first_ms, closing_ms)
+        return first_ms
 
     def tick(self, now_ms: float) -> None:
         """Give up on what has been waited for, or kept, too long."""

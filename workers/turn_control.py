@@ -32,6 +32,7 @@ from protocol.messages import (
     Update,
 )
 from protocol.payloads import Payload
+from sessions.deadlines import earliest
 from sessions.ledger import Ledger
 from workers.control_events import (
     AbandonTurn,
@@ -332,9 +333,10 @@ class TurnControl:
     @property
     def deadline_ms(self) -> float | None:
         """When `tick` is due."""
-        times = [state.cancel_by_ms for state in self._turns.values()]
-        times.append(self._retention.deadline_ms)
-        return min((time for time in times if time is not None), default=None)
+        first_ms = self._retention.deadline_ms
+        for state in self._turns.values():
+            first_ms = earliest(first_ms, state.cancel_by_ms)
+        return first_ms
 
     def tick(self, now_ms: float) -> None:
         """Give up on engines that did not stop, and on output that was kept too long."""

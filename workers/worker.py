@@ -158,7 +158,6 @@ class Worker:
             on_command=self._on_command,
             on_gateway_up=self._on_gateway_up,
             on_gateway_down=self._on_gateway_down,
-            on_turn_end=lambda: self._tell(Settle()),
             status=self._status,
             on_crowded=lambda gateway, crowded: self._tell(LinkCrowded(gateway, crowded)),
             settings=self._link_settings,
@@ -268,6 +267,10 @@ class Worker:
 
     def _on_command(self, gateway: str, command: Command) -> None:
         self._tell(CommandReceived(gateway, command))
+        # Of the commands that come together the last is followed by a word about all.
+        if self._control.unsaid and not self._settle_due:
+            self._settle_due = True
+            self._loop.call_soon(self._settle)
 
     def _on_gateway_up(self, gateway: str) -> None:
         self._transfers.gateway_up(gateway)
@@ -288,9 +291,6 @@ class Worker:
         fence = Fence(arrival.session, note.epoch, note.owner)
         update = Update(fence, note.sequence, arrival.descriptor, note.after_controls)
         self._on_command(arrival.producer, update)
-        if not self._settle_due:
-            self._settle_due = True
-            self._loop.call_soon(self._settle)
 
     def _settle(self) -> None:
         self._settle_due = False
@@ -423,7 +423,7 @@ class Worker:
         except Exception:
             _log.exception("measuring_failed", session=name)
             return
-        if measured is not None:
+        if measured is not None and not self._ledger.measures(name, measured):
             self._tell(SessionMeasured(name, measured))
 
     def _open(self, action: OpenSession) -> dict[str, Any]:
@@ -509,7 +509,8 @@ class Worker:
         return None
 
     def _turn_tells(self, event: Event) -> None:
-        if isinstance(event, TurnFinished):
+        # What is to be committed is measured then.
+        if isinstance(event, TurnFinished) and event.commit is None:
             self._measure(event.session)
         self._tell(event)
 

@@ -47,7 +47,8 @@ class Outbox:
     """The writing end of a ring of records, used on the running loop.
 
     What is told first in a turn of the loop wakes the reader at once, what is told beside
-    it wakes it once more at the end of the turn. After `close` nothing is told.
+    it wakes it once more at the end of the turn. For a release it is woken only then: nobody
+    waits for each. After `close` nothing is told.
     """
 
     def __init__(self, memory: mmap.mmap, wake_fd: int) -> None:
@@ -68,10 +69,11 @@ class Outbox:
         _pack_into(self._memory, position, kind, slot, generation, offset, key)
         position += _RECORD_BYTES
         self._position = position if position != self._size else 0
-        if self._end_due:
+        if self._end_due or kind == RELEASE:
             self._unsaid += 1
         else:
             os.eventfd_write(self._wake_fd, 1)
+        if not self._end_due:
             self._end_due = True
             self._loop.call_soon(self._end_of_turn)
 

@@ -41,22 +41,42 @@ def from_parts(parts: Iterable[Payload]) -> dict[Any, Any]:
 
     Raises InvalidRequest where they do not make one.
     """
-    members: dict[Any, Any] = {}
-    arrays: list[tuple[str, Any]] = []
+    joined = Joined()
     for part in parts:
+        joined.add(part)
+    return joined.members()
+
+
+class Joined:
+    """`from_parts` for payloads that come one by one, each of which is looked at as it comes."""
+
+    def __init__(self) -> None:
+        self._rest: dict[Any, Any] = {}
+        self._arrays: list[tuple[str, Any]] = []
+
+    def add(self, part: Payload) -> None:
+        """One more payload. Raises InvalidRequest where it is no part of a map."""
         if part.dtype:
             key = part.attributes.get(KEY)
             if not isinstance(key, str):
                 raise InvalidRequest(f"an array without the attribute {KEY!r}", field="inputs")
-            arrays.append((key, array_of(part)))
-            continue
+            self._arrays.append((key, array_of(part)))
+            return
         rest = unpack(part.data)
         if not isinstance(rest, dict):
             raise InvalidRequest("a map is expected beside the arrays", field="inputs")
-        members.update(rest)
-    for key, array in arrays:
-        _put(members, key.split(BELOW), array)
-    return members
+        self._rest.update(rest)
+
+    def members(self) -> dict[Any, Any]:
+        """The map, once all have come. Raises InvalidRequest where they do not make one."""
+        for key, array in self._arrays:
+            if BELOW in key:
+                _put(self._rest, key.split(BELOW), array)
+            elif key in self._rest:
+                raise _twice(key)
+            else:
+                self._rest[key] = array
+        return self._rest
 
 
 def _take_arrays(
@@ -92,5 +112,9 @@ def _put(members: dict[Any, Any], path: list[str], array: Any) -> None:
             raise InvalidRequest(f"{key!r:.64} is a map and something else", field="inputs")
         members = below
     if path[-1] in members:
-        raise InvalidRequest(f"{path[-1]!r:.64} is there twice", field="inputs")
+        raise _twice(path[-1])
     members[path[-1]] = array
+
+
+def _twice(key: str) -> InvalidRequest:
+    return InvalidRequest(f"{key!r:.64} is there twice", field="inputs")

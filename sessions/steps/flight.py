@@ -49,8 +49,9 @@ class Flight:
                 code="step_output_too_large",
             ).info()
             return False
-        copied = msgspec.structs.replace(piece, data=bytes(piece.data))
-        self.outputs.setdefault(produced.port, []).append(copied)
+        if not isinstance(piece.data, bytes):
+            piece = msgspec.structs.replace(piece, data=bytes(piece.data))
+        self.outputs.setdefault(produced.port, []).append(piece)
         return True
 
     def state_lost(self) -> None:

@@ -22,6 +22,7 @@ from sessions.actions import StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
+from sessions.deadlines import earliest
 from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
@@ -462,10 +463,10 @@ class StepMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        deadlines = [self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms]
+        first_ms = earliest(self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms)
         if self._resetting is not None:
-            deadlines.append(self._resetting.wait_until_ms)
-        return min((at for at in deadlines if at is not None), default=None)
+            first_ms = earliest(first_ms, self._resetting.wait_until_ms)
+        return first_ms
 
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from gateway.placement import Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
+from protocol.connectors import Descriptor, InlineDescriptor, ShmDescriptor
 from protocol.edges import ConnectorKind, gateway_arena, worker_arena
 from protocol.errors import CapacityExceeded
 from protocol.messages import (
@@ -28,19 +30,36 @@ from protocol.messages import (
     TurnEnded,
     TurnStatus,
 )
-from protocol.payloads import audio_payload
-from protocol.shm_connector import ShmConnector
+from protocol.payloads import Payload, PayloadType, audio_payload
+from protocol.shm_connector import ShmConnector, ShmFlow
 from protocol.worker_link import WorkerLink
 from sessions.actions import Event, Reported, StageLost, StageProduced
 from sessions.lanes import DEFAULT_LANE, INPUT_LANE
-from sessions.pipeline import Delivery
+from sessions.pipeline import Delivery, Kind
 from tests.sessions.harness import PCM_MS, voice_pipeline
 from tests.sessions.test_orchestrator import chain
 
 SESSION = "sess_1"
 FENCE = Fence(SESSION, 1, "gateway-1")
 PIECE = audio_payload(PCM_MS * 200, 24_000)
+IMAGE = Payload(PayloadType.OBSERVATION, bytes(range(256)) * 1024, "|u1", (256 * 1024,))
+STATE = Payload(PayloadType.OBSERVATION, bytes(32), "<f4", (8,))
 WAIT_S = 10
+
+
+class Arena(ShmConnector):
+    """A gateway's, with all flows that were opened in it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.flows: list[ShmFlow] = []
+
+    def open(
+        self, session: str, turn: int, consumers: Mapping[str, str], window_bytes: int
+    ) -> ShmFlow:
+        """As ever."""
+        self.flows.append(super().open(session, turn, consumers, window_bytes))
+        return self.flows[-1]
 
 
 @dataclass
@@ -50,6 +69,9 @@ class Voice:
     wires: SessionWires
     arena: ShmConnector
     commands: list[Command]
+    transfers: Transfers
+    replica: Replica
+    gateway_arena: Arena
 
     def say(self, turn: int, pieces: int, lane: str = DEFAULT_LANE) -> asyncio.Task[None]:
         """The worker makes `pieces` of a turn; a task that ends when all are given back."""
@@ -78,6 +100,13 @@ async def bound(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     assert gateway_path is not None
     commands: list[Command] = []
     monkeypatch.setattr(WorkerLink, "send", lambda link, command: commands.append(command))
+    made: list[Arena] = []
+
+    def make(*arguments: Any, **options: Any) -> Arena:
+        made.append(Arena(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("gateway.transfers.ShmConnector", make)
     arena = ShmConnector(worker_path, "worker-1")
     transfers = Transfers("gateway-1", [endpoint], lambda session, stage: None)
     name, _ = await asyncio.gather(transfers.attach(endpoint), arena.attach(gateway_path))
@@ -89,9 +118,10 @@ async def bound(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         on_down=lambda reason: None,
     )
     wires = SessionWires(FENCE, voice_pipeline(), transfers)
-    wires.bind("speak", Replica("speak-0", "speak", link, consumer=name))
+    replica = Replica("speak-0", "speak", link, consumer=name)
+    wires.bind("speak", replica)
     wires.send("speak", Open(FENCE, "speak-1", {}))
-    yield Voice(wires, arena, commands)
+    yield Voice(wires, arena, commands, transfers, replica, made[0])
     link.close()
     transfers.close()
     arena.close()
@@ -100,6 +130,71 @@ async def bound(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def given_back(task: asyncio.Task[None]) -> None:
     async with asyncio.timeout(WAIT_S):
         await task
+
+
+@pytest.fixture
+async def stepping(voice: Voice) -> Voice:
+    """The same, where clients' payloads go by arena with the command that they come with."""
+    pipeline = replace(
+        voice_pipeline(),
+        kind=Kind.ROBOT,
+        edges=(),
+        connectors={"client->speak": ConnectorKind.SHM},
+    )
+    wires = SessionWires(FENCE, pipeline, voice.transfers)
+    wires.bind("speak", voice.replica)
+    wires.send("speak", Open(FENCE, "speak-1", {}))
+    voice.commands.clear()
+    return replace(voice, wires=wires)
+
+
+def observed(voice: Voice, turn: int) -> list[Descriptor]:
+    """Start a turn with something large and something small: how both travel."""
+    inputs: list[Descriptor] = [InlineDescriptor(IMAGE), InlineDescriptor(STATE)]
+    voice.wires.send("speak", Run(FENCE, turn, DEFAULT_LANE, {}, inputs))
+    run = voice.commands[-1]
+    assert isinstance(run, Run)
+    return run.inputs
+
+
+async def test_what_a_turn_begins_with_lies_in_the_arena_if_it_is_large(stepping: Voice) -> None:
+    image, state = observed(stepping, 1)
+    assert isinstance(image, ShmDescriptor)
+    assert state == InlineDescriptor(STATE)
+    assert bytes(stepping.arena.get(image).data) == IMAGE.data
+    crossed = stepping.transfers.traffic()
+    assert crossed["client->speak", "shm"].bytes == len(IMAGE.data)
+    assert crossed["client->speak", "inline"].bytes == len(STATE.data)
+    stepping.arena.release(image)
+    await gateway_holds_nothing(stepping)
+
+
+async def test_what_a_turn_began_with_goes_with_its_worker(stepping: Voice) -> None:
+    observed(stepping, 1)
+    stepping.wires.give_up("speak")
+    await gateway_holds_nothing(stepping)
+
+
+async def test_what_a_turn_began_with_goes_when_nobody_wants_it(stepping: Voice) -> None:
+    observed(stepping, 1)
+    stepping.wires.send("speak", RaiseFloor(FENCE, DEFAULT_LANE, 2))
+    await gateway_holds_nothing(stepping)
+
+
+async def test_where_the_arena_has_no_room_it_goes_inside_the_message(stepping: Voice) -> None:
+    held: list[ShmDescriptor] = []
+    while isinstance((image := observed(stepping, len(held) + 1)[0]), ShmDescriptor):
+        held.append(image)
+    assert held
+    assert image == InlineDescriptor(IMAGE)
+
+
+async def gateway_holds_nothing(voice: Voice) -> None:
+    """Wait until the worker has given back all that this gateway has put."""
+    async with asyncio.timeout(WAIT_S):
+        assert voice.gateway_arena.flows
+        for flow in voice.gateway_arena.flows:
+            await voice.gateway_arena.drained(flow)
 
 
 async def test_what_was_acknowledged_is_given_back(voice: Voice) -> None:

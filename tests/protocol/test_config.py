@@ -318,7 +318,7 @@ def test_connectors_are_by_payload_unless_said_otherwise(tmp_path: Path) -> None
 def test_a_world_pipeline_names_the_stage_that_keeps_its_state(tmp_path: Path) -> None:
     pipeline = load(tmp_path, WORLD).pipelines["game"]
     assert (pipeline.kind, pipeline.state, pipeline.entry) == ("world", "world", "world")
-    assert pipeline.edge_connectors["client->world"] is ConnectorKind.INLINE
+    assert pipeline.edge_connectors["client->world"] is ConnectorKind.SHM
     assert pipeline.edge_connectors["paint->client"] is ConnectorKind.SHM
 
 
@@ -334,10 +334,6 @@ def test_a_world_pipeline_names_the_stage_that_keeps_its_state(tmp_path: Path) -
         (
             "limits: {lead_ms: 500}",
             "10: pipelines.game.limits.lead_ms: only a duplex pipeline has a lead",
-        ),
-        (
-            "connectors: {client->world: shm}",
-            "10: pipelines.game.connectors.client->world: what clients of this kind send comes",
         ),
     ],
 )

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 import zmq
 
+from protocol import link_zmq
 from protocol.connectors import InlineDescriptor
 from protocol.errors import CapacityExceeded, ConfigError, EngineLost
 from protocol.link_events import LinkSettings
 from protocol.link_frames import LINK_VERSION, Credit, Hello, WorkerInfo, encode_frame
 from protocol.messages import (
+    Acknowledge,
     Command,
     Fence,
     Output,
@@ -90,7 +92,6 @@ def make_endpoint(
         on_command=lambda _gateway, command: recorder.commands.put_nowait(command),
         on_gateway_up=recorder.ups.put_nowait,
         on_gateway_down=recorder.downs.put_nowait,
-        on_turn_end=lambda: None,
         status=recorder.status,
         settings=settings,
     )
@@ -149,6 +150,27 @@ async def test_a_full_queue_refuses_and_loses_nothing(pair: Pair) -> None:
         command = await worker.commands.get()
         assert isinstance(command, Signal)
         assert command.arguments == {"n": number}
+
+
+async def test_an_acknowledgement_waits_for_something_to_travel_with(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, _, _, worker = pair
+    monkeypatch.setattr(link_zmq, "FLUSH_S", 3600.0)
+    link.send(Acknowledge(FENCE, 1, 1))
+    link.send(signal(2))
+    assert isinstance(await worker.commands.get(), Acknowledge)
+    assert isinstance(await worker.commands.get(), Signal)
+    for number in range(link_zmq.UNHURRIED):
+        link.send(Acknowledge(FENCE, 1, number))
+    for _ in range(link_zmq.UNHURRIED):
+        assert isinstance(await worker.commands.get(), Acknowledge)
+
+
+async def test_an_acknowledgement_waits_for_a_moment_only(pair: Pair) -> None:
+    link, _, _, worker = pair
+    link.send(Acknowledge(FENCE, 1, 1))
+    assert isinstance(await worker.commands.get(), Acknowledge)
 
 
 async def test_raise_floor_overtakes_what_waits(pair: Pair) -> None:

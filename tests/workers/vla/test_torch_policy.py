@@ -159,7 +159,7 @@ async def test_a_step_that_is_not_committed_draws_nothing() -> None:
         before, _ = await step(session, sensed(0.0))
         state = engine.initial_state({})
         for _ in range(2):
-            await engine.infer(sensed(0.0), state, None)
+            await engine.infer(session, sensed(0.0), state, None)
         session.signal("reset", {})
         again, _ = await step(session, sensed(0.0))
         assert again["actions"].tobytes() == before["actions"].tobytes()

@@ -11,8 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,8 +23,8 @@ from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
 from protocol.errors import InvalidRequest
 from protocol.messages import RESET
-from protocol.openpi import from_parts, pack, to_parts
-from protocol.payloads import Payload, PayloadType
+from protocol.openpi import Joined, pack, to_parts
+from protocol.payloads import PayloadType
 from workers.engine import (
     DeviceUse,
     EmitEvent,
@@ -38,6 +37,7 @@ from workers.engine import (
 from workers.engines.vla.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.engines.vla.parked import create, read_state, write_state
 from workers.engines.vla.policy import Policy, State, policy_class
+from workers.engines.vla.policy_thread import PolicyThread
 from workers.engines.vla.stacking import signature, stack, unstack
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
@@ -103,7 +103,7 @@ class VlaEngine(Engine):
         self.policy = policy
         self._gathering = Gathering(options.window_ms, options.batch)
         self._answers: dict[Waiting, asyncio.Future[Outcome]] = {}
-        self._thread = ThreadPoolExecutor(1, "policy")
+        self._thread = PolicyThread()
         self._running = False
         self._begun_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -120,8 +120,7 @@ class VlaEngine(Engine):
     async def load(self) -> None:
         """Load the policy, in its thread."""
         keep_freed_memory()
-        loop = asyncio.get_running_loop()
-        metadata = pack(await loop.run_in_executor(self._thread, self.policy.load))
+        metadata = pack(await self._thread.result(self.policy.load))
         if len(metadata) > METADATA_BYTES:
             raise RuntimeError(f"the policy's metadata is longer than {METADATA_BYTES} bytes")
         self.about = {"metadata": metadata}
@@ -143,9 +142,10 @@ class VlaEngine(Engine):
         self._sessions += 1
         return RobotSession(self, settings, state)
 
-    def closed(self) -> None:
+    def closed(self, session: RobotSession) -> None:
         """A session is gone: others need not wait for its company."""
         self._sessions -= 1
+        self._gathering.forget(session)
         self._go_on()
 
     def weights(self) -> str:
@@ -165,7 +165,7 @@ class VlaEngine(Engine):
         """Stop the thread after the call that it is at."""
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        await self._thread.shutdown()
 
     # Observations in, answers out
 
@@ -179,7 +179,11 @@ class VlaEngine(Engine):
         return self.policy.initial_state(settings)
 
     async def infer(
-        self, observation: dict[Any, Any], state: State, deadline_ms: float | None
+        self,
+        session: Hashable,
+        observation: dict[Any, Any],
+        state: State,
+        deadline_ms: float | None,
     ) -> Outcome:
         """The policy's answer, after those it has to wait for. Cancelled it waits no more.
 
@@ -187,7 +191,9 @@ class VlaEngine(Engine):
         """
         now_ms = self._now_ms()
         within_ms = UNHURRIED_MS if deadline_ms is None else deadline_ms
-        waiting = Waiting(observation, state, signature(observation), now_ms, now_ms + within_ms)
+        waiting = Waiting(
+            session, observation, state, signature(observation), now_ms, now_ms + within_ms
+        )
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._answers[waiting] = answer
         self._gathering.add(waiting)
@@ -209,23 +215,23 @@ class VlaEngine(Engine):
         due_ms = self._gathering.due_ms(self._sessions)
         if self._running or due_ms is None:
             return
-        loop = asyncio.get_running_loop()
-        if due_ms > self._now_ms():
-            self._timer = loop.call_at(due_ms / 1000.0, self._go_on)
+        now_ms = self._now_ms()
+        if due_ms > now_ms:
+            self._timer = asyncio.get_running_loop().call_at(due_ms / 1000.0, self._go_on)
             return
         self._running = True
-        self._begun_ms = self._now_ms()
+        self._begun_ms = now_ms
         batch = self._gathering.take()
-        done = loop.run_in_executor(self._thread, _infer, self.policy, batch)
-        done.add_done_callback(lambda outcomes: self._answered(batch, outcomes))
+        self._thread.call(
+            lambda: _infer(self.policy, batch), lambda outcomes: self._answered(batch, outcomes)
+        )
 
-    def _answered(self, batch: list[Waiting], done: asyncio.Future[list[Outcome]]) -> None:
+    def _answered(self, batch: list[Waiting], outcomes: list[Outcome]) -> None:
         self._running = False
-        if done.cancelled():
-            return  # The engine is shut down.
         now_ms = self._now_ms()
-        self._gathering.answered(now_ms - self._begun_ms, now_ms)
-        for waiting, outcome in zip(batch, done.result(), strict=True):
+        sessions = [waiting.session for waiting in batch]
+        self._gathering.answered(sessions, now_ms - self._begun_ms, now_ms)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
             answer = self._answers.get(waiting)
             if answer is not None and not answer.done():
                 answer.set_result(outcome)
@@ -251,8 +257,12 @@ class RobotSession(ParkableSession):
     async def run(self, turn: Turn) -> TurnResult:
         """Answer the observation with a chunk; the state moves on when that is committed."""
         wanted = _parameters(turn.parameters)
-        observation = from_parts([_owned(payload) async for payload in turn.inputs])
-        outcome = await self._engine.infer(observation, self._state, wanted.deadline_ms)
+        # Its arrays may be views of the gateway's memory, which stays claimed while they live.
+        joined = Joined()
+        async for payload in turn.inputs:
+            joined.add(payload)
+        observation = joined.members()
+        outcome = await self._engine.infer(self, observation, self._state, wanted.deadline_ms)
         for part in to_parts(PayloadType.ACTIONS, outcome.answer):
             await turn.room()
             if part.attributes.get("key") == "actions":
@@ -288,7 +298,7 @@ class RobotSession(ParkableSession):
     def close(self) -> None:
         """The state goes."""
         self._state = {}
-        self._engine.closed()
+        self._engine.closed(self)
 
 
 def _infer(policy: Policy, batch: Sequence[Waiting]) -> list[Outcome]:
@@ -305,14 +315,6 @@ def _infer(policy: Policy, batch: Sequence[Waiting]) -> list[Outcome]:
         return [Outcome({}, {}, 0.0, 1, error)]
     infer_ms = (time.perf_counter() - begun_s) * 1000.0
     return [Outcome(answer, state, infer_ms, len(batch)) for answer, state in answers]
-
-
-def _owned(payload: Payload) -> Payload:
-    """A payload that outlives the turn's reading: bytes of a message do, those of an arena are
-    only lent."""
-    if isinstance(payload.data, bytes):
-        return payload
-    return msgspec.structs.replace(payload, data=bytes(payload.data))
 
 
 def _parameters(given: dict[str, Any]) -> StepParameters:
