@@ -31,11 +31,11 @@ def plan(simulation: Simulation, horizon: int) -> npt.NDArray[np.float32]:
         )
         move = np.clip(0.6 * (goal - hand) / STEP_M, -1.0, 1.0)
         actions[index] = [*move, grip]
+        carried = opening < GRASPED and _between_fingers(hand, block)
         hand = np.clip(hand + STEP_M * move, HAND_LOW, HAND_HIGH)
-        held = _between_fingers(hand, block)
-        if held and opening < GRASPED:
+        if carried:
             block = hand
-        narrowest = 0.5 if held else 0.0
+        narrowest = 0.5 if _between_fingers(hand, block) else 0.0
         opening = max(opening - CLOSING, narrowest) if grip > 0 else min(opening + CLOSING, 1.0)
     return actions
 

@@ -22,6 +22,8 @@ PLACES = 6
 class Eyes(nn.Module):
     """Where things are in an image, (n, 3, 64, 64) from 0 to 1, and how much they are there."""
 
+    grid: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -44,7 +46,10 @@ class Eyes(nn.Module):
 
 
 class TabletopPolicy(nn.Module):
-    """About 0.3 M parameters."""
+    """About 0.2 M parameters."""
+
+    centre: Tensor
+    spread: Tensor
 
     def __init__(self) -> None:
         super().__init__()

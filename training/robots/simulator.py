@@ -90,6 +90,7 @@ class Simulation:
         self._model = mujoco.MjModel.from_xml_path(str(Path(__file__).with_name("scene.xml")))
         self._data = mujoco.MjData(self._model)
         self._renderer: Any = None
+        self._velocity: Array = np.zeros(2)
         self.reset(seed)
 
     @property
@@ -216,7 +217,8 @@ class Simulation:
         ball = ball + self._velocity / RATE_HZ
         # It rebounds from the edges of its field and from the block.
         outside = (ball < OBJECT_LOW) | (ball > OBJECT_HIGH)
-        self._velocity = np.where(outside, -np.sign(ball) * abs(self._velocity), self._velocity)
+        back = -np.sign(ball) * np.abs(self._velocity)
+        self._velocity = np.asarray(np.where(outside, back, self._velocity))
         gap = ball - self.block[:2]
         if np.linalg.norm(gap) < 0.08:
             away = gap / np.linalg.norm(gap)

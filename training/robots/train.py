@@ -35,7 +35,7 @@ class Recipe:
     """How much of what. Episodes are of each task."""
 
     seed: int = 0
-    expert_episodes: int = 200
+    expert_episodes: int = 150
     expert_steps: int = 2000
     rounds: int = 4
     round_episodes: int = 60
@@ -104,8 +104,8 @@ def train(
 
 
 def _look(policy: TabletopPolicy, samples: Samples, rows: Rows) -> Tensor:
-    images = (torch.from_numpy(each[rows]) for each in (samples.front, samples.wrist))
-    return policy.look(*images, torch.from_numpy(samples.state[rows]))
+    front, wrist = (torch.from_numpy(each[rows]) for each in (samples.front, samples.wrist))
+    return policy.look(front, wrist, torch.from_numpy(samples.state[rows]))
 
 
 def scenes_of(policy: TabletopPolicy, samples: Samples) -> Tensor:
@@ -132,7 +132,8 @@ def acting(policy: TabletopPolicy) -> Act:
                 no_prefix,
                 none,
             )
-        return chunk[0].numpy()
+        acted: npt.NDArray[Any] = chunk[0].numpy()
+        return acted
 
     return act
 
@@ -143,7 +144,8 @@ def make(recipe: Recipe, out: Path) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     random = np.random.default_rng(recipe.seed)
     policy = TabletopPolicy()
-    began, seconds = time.monotonic(), {}
+    began = time.monotonic()
+    seconds: dict[str, float] = {}
     losses = []
 
     def took(what: str, since: float) -> None:
