@@ -6,7 +6,7 @@ EVENTS ?= 3000000
 VENV := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test test-lerobot simulate simulate-coverage simulate-mutations lint format clean
+.PHONY: help setup setup-test run test test-lerobot simulate simulate-coverage simulate-mutations train-robots lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -45,6 +45,10 @@ simulate-coverage: ## what of the machines the simulation reaches, held against 
 simulate-mutations: ## break the machines in small ways, and see that each is caught
 	@scripts/setup test
 	@exec $(VENV)/python -m tests.simulation.mutations.catch
+
+train-robots: ## make the table-top policy anew, in build/tabletop (an hour at most)
+	@scripts/setup test
+	@exec $(VENV)/python -m training.robots.train --out build/tabletop
 
 lint: ## ruff and mypy
 	@scripts/setup test

@@ -126,14 +126,24 @@ def test_every_session_of_the_client_has_ended(arm: Deployment) -> None:
     arm.until(lambda: not arm.get("/v1/admin/sessions").json()["sessions"])
 
 
-def test_the_example_serves_any_observation(tmp_path: Path) -> None:
+def test_the_example_serves_any_observation_and_a_policy_that_looks(tmp_path: Path) -> None:
     example = (ROOT / "examples" / "robots.yaml").read_text()
     config = tmp_path / "robots.yaml"
-    config.write_text(example.replace("port: 8000", "port: 0"))
+    example = example.replace("port: 8000", "port: 0")
+    config.write_text(example.replace("training/", f"{ROOT}/training/"))
     ask = """
 import sys, numpy as np
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
-policy = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
+looks = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
+assert looks.get_server_metadata()["policy"] == "tabletop"
+seen = {
+    "observation/image": np.full((64, 64, 3), 100, np.uint8),
+    "observation/wrist_image": np.zeros((64, 64, 3), np.uint8),
+    "observation/state": np.zeros(4, np.float32),
+    "prompt": "follow the red ball",
+}
+assert looks.infer(seen)["actions"].shape == (10, 4)
+policy = WebsocketClientPolicy(f"{sys.argv[2]}/v1/openpi/synthetic-any")
 assert policy.get_server_metadata()["policy"] == "synthetic-any"
 answer = policy.infer({"whatever": np.arange(5), "it": {"is": "called"}})
 assert answer["actions"].shape == (50, 32)
@@ -142,5 +152,7 @@ assert not np.array_equal(answer["actions"], again["actions"])
 """
     with Deployment(config) as deployment:
         subprocess.run(
-            [openpi_python(), "-c", ask, str(policy_port(deployment))], check=True, timeout=LIMIT_S
+            [openpi_python(), "-c", ask, str(policy_port(deployment)), deployment.ws_url],
+            check=True,
+            timeout=LIMIT_S,
         )

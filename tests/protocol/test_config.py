@@ -369,7 +369,7 @@ def test_a_duplex_pipeline_speaks_and_has_no_steps(
 def test_robots_may_have_a_port_of_their_own() -> None:
     robots = load_config(ROOT / "examples" / "robots.yaml", {})
     assert robots.gateway.openpi is not None
-    assert (robots.gateway.openpi.port, robots.gateway.openpi.model) == (8000, "synthetic-any")
+    assert (robots.gateway.openpi.port, robots.gateway.openpi.model) == (8000, "tabletop")
     assert GatewayConfig().openpi is None
 
 

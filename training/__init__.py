@@ -1,0 +1,1 @@
+"""Recipes that train what the repository ships; not part of the distribution."""
