@@ -75,6 +75,8 @@ class PipelineHealth:
     session_limit: int
     full: bool
     """Whether one more session would be refused, of whichever tenant."""
+    stopped: bool = False
+    """Whether an operator has stopped all its robots."""
 
     @property
     def ready(self) -> bool:
@@ -107,6 +109,8 @@ class SessionSummary:
     """The same for its age."""
     grace_left_s: float | None = None
     """The same because its client does not come back; None: it is not detached."""
+    stopped: bool = False
+    """Whether it stands still after an emergency stop."""
     noted: int = 0
     """How many entries its timeline has had."""
 
@@ -198,6 +202,7 @@ class SessionHost(Protocol):
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        control: Mapping[str, Any] | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
@@ -210,7 +215,8 @@ class SessionHost(Protocol):
         `on_output` gets (sequence, output) on the event loop; SessionEnded is the last.
         With a `secret` the session outlives its client's connection, and who presents the
         secret has it again; without `on_output` it waits for that from the start. `limits`
-        are those that the client chooses, in seconds by name.
+        are those that the client chooses, in seconds by name, and so is `control` of the loop of
+        a robot.
         """
 
     async def attach(
@@ -259,6 +265,18 @@ class SessionHost(Protocol):
 
     def restore_session(self, session: str) -> tuple[str, ...]:
         """Have what is parked of a session brought back; the stages. Raises NotFound."""
+
+    def stop_session(self, session: str, stopped: bool) -> bool:
+        """Have a robot's session stand still, or go on; whether it stands still.
+
+        Raises NotFound, and InvalidRequest for one that is no robot's.
+        """
+
+    def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, list[str]]:
+        """The same for all of a robot pipeline, or of all; the ids of their sessions.
+
+        Raises NotFound.
+        """
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""

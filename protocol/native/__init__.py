@@ -37,7 +37,7 @@ from protocol.native.frames import (
     UpdateBody,
 )
 from protocol.native.payloads import NewPayload
-from protocol.native.steps import Interrupt, RequestInput, Reset, Restore, StepInput
+from protocol.native.steps import EmergencyStop, Interrupt, RequestInput, Reset, Restore, StepInput
 from protocol.native.wires import (
     MAX_FRAME_BYTES,
     MAX_FREE_BYTES,
@@ -63,6 +63,7 @@ __all__ = [
     "CommandResult",
     "Commit",
     "Delete",
+    "EmergencyStop",
     "Failed",
     "Have",
     "Interrupt",

@@ -21,6 +21,7 @@ from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
+from gateway.surfaces.openpi.control import chosen_control
 from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.priority import asked_priority
@@ -30,7 +31,7 @@ from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.openpi import pack, unpack
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.pipeline import Kind, StepRoles
-from sessions.steps.events import StepDone, StepFailed, WasReset
+from sessions.steps.events import SafeAction, StepDone, StepFailed, WasReset
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +67,7 @@ class OpenPiSocket:
             priority = asked_priority(scope)
             back = returning(scope)
             resumable = wants_resume(scope)
+            control = chosen_control(scope)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="openpi", code=error.code)
@@ -84,7 +86,7 @@ class OpenPiSocket:
         try:
             if back is None:
                 secret = f"secret_{secrets.token_hex(12)}" if resumable else None
-                opening = self._open(connection, pipeline, tenant, secret, priority)
+                opening = self._open(connection, pipeline, tenant, secret, priority, control)
             else:
                 opening = self._come_back(connection, pipeline, tenant, back)
             attachment = await while_waiting(
@@ -120,13 +122,15 @@ class OpenPiSocket:
         tenant: str,
         secret: str | None,
         priority: int | None,
+        control: dict[str, Any],
     ) -> Attachment:
         attachment = await self._host.open(
             pipeline=pipeline,
             tenant=tenant,
+            priority=priority,
+            control=control,
             secret=secret,
             on_output=connection.on_output,
-            priority=priority,
         )
         said = {} if secret is None else {"secret": secret}
         try:
@@ -221,6 +225,9 @@ class _Connection:
             case StepFailed(step=step, committed_step=committed, error=error):
                 if self._requests.step_over(step, committed):
                     self._fail(error)
+            case SafeAction():
+                for frame in self._requests.safe(output, now_ms):
+                    self._egress.put(frame)
             case WasReset():
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
