@@ -31,7 +31,7 @@ from protocol.config_source import Location, Problem, Source, read_source
 from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
-from protocol.safe_action import safe_action
+from protocol.safe_action import read_safe_action
 
 
 def _name(value: str) -> str:
@@ -226,7 +226,7 @@ class ControlConfig(_Section):
 
     rate_hz: Annotated[Number, Field(gt=0, le=10_000)] | None = None
     deadline_ms: Annotated[Number, Field(gt=0, le=3_600_000)] | None = None
-    safe_action: Annotated[Any, BeforeValidator(safe_action)] = None
+    safe_action: Annotated[Any, BeforeValidator(read_safe_action)] = None
 
     @property
     def within_ms(self) -> float | None:

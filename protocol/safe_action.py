@@ -15,7 +15,7 @@ SafeValue = str | tuple[float, ...] | tuple[tuple[float, ...], ...]
 """`HOLD`, `ZERO`, one action, or a whole chunk of them."""
 
 
-def safe_action(value: Any) -> SafeValue | dict[str, SafeValue]:
+def read_safe_action(value: Any) -> SafeValue | dict[str, SafeValue]:
     """What it means: for all arrays of an answer, or by their keys. Raises ValueError."""
     if not isinstance(value, Mapping):
         return _value(value)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from protocol.errors import InvalidRequest
-from protocol.safe_action import safe_action
+from protocol.safe_action import read_safe_action
 from sessions.pipeline import Kind, Pipeline
 
 MOST = {"deadline_ms": 3_600_000.0, "rate_hz": 10_000.0}
@@ -32,7 +32,7 @@ def controlled(pipeline: Pipeline, asked: Mapping[str, Any]) -> Pipeline:
         field = f"control.{name}"
         if name == "safe_action":
             try:
-                chosen[name] = safe_action(value)
+                chosen[name] = read_safe_action(value)
             except ValueError as error:
                 raise InvalidRequest(str(error), field=field) from None
         elif name in MOST:
