@@ -42,7 +42,7 @@ class Stops:
                 f"a session of kind {session.pipeline.kind} cannot be stopped", code="unsupported"
             )
         if session.announced:
-            verb = EmergencyStop(StoppedBy.OPERATOR) if stopped else ReleaseStop()
+            verb = (EmergencyStop if stopped else ReleaseStop)(StoppedBy.OPERATOR)
             self._handle(session.identity.session, ClientSaid(verb))
         elif stopped:
             self._handle(session.identity.session, CloseRequested(CloseReason.ADMIN))

@@ -13,10 +13,18 @@ import msgspec
 from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
 from protocol.native.fields import CommandId, Cursor, Ref, Secret
-from protocol.native.steps import EmergencyStop, Interrupt, RequestInput, Reset, Restore, StepInput
+from protocol.native.steps import (
+    EmergencyStop,
+    Interrupt,
+    ReleaseStop,
+    RequestInput,
+    Reset,
+    Restore,
+    StepInput,
+)
 
 Input = DuplexInput | StepInput | RequestInput
-Signals = DuplexSignal | Interrupt | Reset | Restore | EmergencyStop
+Signals = DuplexSignal | Interrupt | Reset | Restore | EmergencyStop | ReleaseStop
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -43,7 +43,11 @@ class Interrupt(_Said, frozen=True, tag="interrupt"):
 
 
 class EmergencyStop(_Said, frozen=True, tag="stop"):
-    """Emergency stop: whatever runs, nothing fresh is given until a reset."""
+    """Emergency stop: whatever runs, nothing fresh is given until a release or a reset."""
+
+
+class ReleaseStop(_Said, frozen=True, tag="release"):
+    """Let a stop go that a client asked for. Refused while an operator's holds."""
 
 
 class Restore(_Said, frozen=True, tag="restore"):

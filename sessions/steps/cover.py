@@ -126,11 +126,12 @@ class Cover:
             self._emit(EmergencyStopped(by))
         self._stops.add(by)
 
-    def release(self, *holders: StoppedBy) -> None:
-        """These hold the loop no longer; it goes on when nobody does."""
-        if self._stops and self._stops <= set(holders):
+    def release(self, by: StoppedBy) -> None:
+        """Let the loop go on, if that is for `by` to say: an operator releases a client's too."""
+        held = set() if by is StoppedBy.OPERATOR else self._stops - {by}
+        if self._stops and not held:
             self._emit(StopReleased())
-        self._stops.difference_update(holders)
+        self._stops = held
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

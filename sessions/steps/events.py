@@ -64,7 +64,7 @@ class StoppedBy(StrEnum):
     """Who has stopped a loop, and lets it go on."""
 
     CLIENT = "client"
-    """By its next reset."""
+    """By a release, or by its next reset."""
     OPERATOR = "operator"
 
 
@@ -78,8 +78,9 @@ class EmergencyStop:
 
 @dataclass(frozen=True)
 class ReleaseStop:
-    """The operator lets the loop go on, whoever stopped it."""
+    """Let the loop go on: an operator whoever stopped it, a client where no operator did."""
 
+    by: StoppedBy = StoppedBy.CLIENT
     ref: str | None = None
 
 

@@ -179,8 +179,10 @@ class StepMachine:
                 self._restore()
             case EmergencyStop(by=by):
                 self._emergency_stop(by)
-            case ReleaseStop():
-                self._cover.release(StoppedBy.CLIENT, StoppedBy.OPERATOR)
+            case ReleaseStop(by=by):
+                self._cover.release(by)
+                if by is StoppedBy.CLIENT and self._cover.stopped:
+                    raise stopped("an operator has stopped the session")
             case _:
                 assert_never(verb)
         self._settle()

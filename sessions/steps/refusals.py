@@ -40,11 +40,9 @@ def deadline_missed() -> DeadlineMissed:
     return DeadlineMissed("no action could be given within the deadline")
 
 
-def stopped() -> InvalidRequest:
+def stopped(why: str = "the session is stopped") -> InvalidRequest:
     """Nothing runs until the emergency stop is released."""
-    return InvalidRequest(
-        "the session is stopped: nothing runs until it is released", code="emergency_stopped"
-    )
+    return InvalidRequest(f"{why}: nothing runs until it is released", code="emergency_stopped")
 
 
 def superseded() -> SessionBusy:

@@ -22,6 +22,7 @@ from protocol.native import (
     NewItem,
     NewPart,
     NewPayload,
+    ReleaseStop,
     RequestInput,
     Reset,
     Respond,
@@ -209,6 +210,7 @@ _STEPS: dict[type, Build] = {
 _ROBOT: dict[type, Build] = {
     **_STEPS,
     EmergencyStop: lambda said, ref: steps.EmergencyStop(steps.StoppedBy.CLIENT, ref),
+    ReleaseStop: lambda said, ref: steps.ReleaseStop(steps.StoppedBy.CLIENT, ref),
 }
 
 _ONE_SHOT: dict[type, Build] = {

@@ -12,6 +12,7 @@ from protocol.arrays import array_of, array_payload
 from protocol.errors import DeadlineMissed, EngineFailed, InvalidRequest
 from protocol.messages import Run, Stop, TurnStatus
 from protocol.payloads import Payload, PayloadType
+from sessions.client import Refused
 from sessions.lifecycle import CloseReason
 from sessions.pipeline import Control, Kind, Limits, Pipeline
 from sessions.steps.events import (
@@ -371,7 +372,7 @@ def test_a_stop_answers_at_once_whatever_runs_and_holds_until_it_is_released() -
         ("safe", 0, "stopped", "over"),
     ]
     harness.clear()
-    harness.say(ReleaseStop())
+    harness.say(ReleaseStop(StoppedBy.OPERATOR))
     observe(harness)
     assert harness.run().step == 3
     assert said(harness.take()) == [("StopReleased",)]
@@ -396,8 +397,23 @@ def test_its_client_releases_its_own_stop_by_a_reset_and_not_the_operators() -> 
     assert harness.take() == [EmergencyStopped(StoppedBy.OPERATOR), WasReset(0)]
     observe(harness)
     assert said(harness.take()) == [("safe", 0, "stopped", "over")]
-    harness.say(ReleaseStop())
+    harness.say(ReleaseStop(StoppedBy.OPERATOR))
     assert harness.take() == [StopReleased()]
+
+
+def test_a_client_releases_its_own_stop_without_a_reset() -> None:
+    harness = driving()
+    harness.say(EmergencyStop())
+    harness.say(ReleaseStop())
+    assert harness.take() == [EmergencyStopped(StoppedBy.CLIENT), StopReleased()]
+    observe(harness)
+    assert harness.run().step == 2
+    harness.say(EmergencyStop(StoppedBy.OPERATOR))
+    harness.clear()
+    harness.say(ReleaseStop(ref="r"))
+    (refused,) = harness.take()
+    assert isinstance(refused, Refused)
+    assert (refused.error.code, refused.ref) == ("emergency_stopped", "r")
 
 
 def test_without_a_safe_action_a_stop_is_an_error() -> None:
