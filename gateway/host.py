@@ -354,7 +354,12 @@ class GatewayHost:
         summary = self.summary(session, tenant)
         known = self._find(session, tenant).session
         return SessionDescription(
-            summary, known.settings, known.limits, known.identity.expires_at_s, known.about
+            summary,
+            known.settings,
+            known.limits,
+            known.identity.expires_at_s,
+            known.about,
+            known.pipeline.control,
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:

@@ -12,7 +12,7 @@ from protocol.compute_use import ComputeUse
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.openings import Position
-from sessions.pipeline import Limits, Pipeline
+from sessions.pipeline import Control, Limits, Pipeline
 
 OnOutput = Callable[[int, Any], None]
 """Takes (sequence, output): an output of `sessions.client` or of the session's kind."""
@@ -134,6 +134,8 @@ class SessionDescription:
     expires_at_s: int
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the engine of each stage says of its model."""
+    control: Control = field(default_factory=Control)
+    """Of a robot's loop."""
 
 
 @dataclass(frozen=True)

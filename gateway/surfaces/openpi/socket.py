@@ -31,7 +31,15 @@ from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.openpi import pack, unpack
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.pipeline import Kind, StepRoles
-from sessions.steps.events import SafeAction, StepDone, StepFailed, WasReset
+from sessions.steps.events import (
+    Restore,
+    SafeAction,
+    StateLost,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -176,7 +184,8 @@ class OpenPiSocket:
             "resumed": False,
             **said,
         }
-        connection.begin(pipeline.name, state, pack(metadata))
+        covered = description.control.safe_action is not None
+        connection.begin(pipeline.name, state, pack(metadata), covered=covered)
 
 
 class _Connection:
@@ -194,6 +203,10 @@ class _Connection:
         self._attachment: Attachment | None = None
         self._requests = Requests(0)
         self._pipeline = self._state = ""
+        self._covered = False
+        """Whether there is a safe action where there is nothing fresh."""
+        self._restores = False
+        """Whether the state is to go on from what is stored of it."""
         self._welcomed = False
         """Whether the metadata was sent: what follows are answers."""
         self._over = False
@@ -205,9 +218,10 @@ class _Connection:
         """The session's last committed step, as far as this connection was told."""
         return self._requests.committed
 
-    def begin(self, pipeline: str, state: str, metadata: bytes) -> None:
-        """The session is there; `state` is its stage with the policy."""
-        self._pipeline, self._state = pipeline, state
+    def begin(self, pipeline: str, state: str, metadata: bytes, *, covered: bool) -> None:
+        """The session is there; `state` is its stage with the policy. If it is `covered`, it has
+        a safe action."""
+        self._pipeline, self._state, self._covered = pipeline, state, covered
         if not self._over:
             self._egress.put(metadata)
 
@@ -219,6 +233,7 @@ class _Connection:
         match output:
             case Attached(snapshot=stands):
                 self._requests = Requests(stands.committed_step, stands.in_flight)
+                self._restores = stands.lost and stands.restorable_step is not None
             case StepDone(step=step, committed_step=committed):
                 if self._requests.step_over(step, committed):
                     self._answer(output, now_ms)
@@ -228,6 +243,10 @@ class _Connection:
             case SafeAction():
                 for frame in self._requests.safe(output, now_ms):
                     self._egress.put(frame)
+            case StateLost(restorable_step=step):
+                self._restores = step is not None
+            case WasRestored(committed_step=committed):
+                self._requests.committed = committed
             case WasReset():
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
@@ -307,6 +326,10 @@ class _Connection:
             self._room.set()
         if self._over or self._attachment is None:
             return
+        if self._restores and self._covered:
+            # Robots of this protocol cannot say so; a step that is undone is told by its number.
+            self._restores = False
+            self._attachment.send(Restore())
         verb = self._requests.begin()
         if verb is not None:
             self._attachment.send(verb)
