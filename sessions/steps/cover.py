@@ -20,6 +20,7 @@ from sessions.steps.events import (
     StoppedBy,
     StopReleased,
 )
+from sessions.steps.refusals import stopped
 from sessions.steps.safe_action import SafeActions
 
 
@@ -76,6 +77,8 @@ class Cover:
         if outputs is None:
             return False
         self._emit(SafeAction(verb.step, committed, reason, outputs, in_flight, verb.ref))
+        if reason is Reason.STATE_LOST:
+            self._lost_told = True
         return True
 
     # Why
@@ -114,9 +117,9 @@ class Cover:
     def covers_loss(self, now_ms: float) -> bool:
         """Whether the safe action is given although the state is lost: once in any case, and as
         long as a turn would wait for a worker, without which nothing begins anew."""
-        first, self._lost_told = not self._lost_told, True
         assert self._lost_ms is not None
-        return first or (self._worker_lost and now_ms < self._lost_ms + self._restore_ms)
+        waits = self._worker_lost and now_ms < self._lost_ms + self._restore_ms
+        return waits or not self._lost_told
 
     # Emergency stop
 
@@ -127,11 +130,21 @@ class Cover:
         self._stops.add(by)
 
     def release(self, by: StoppedBy) -> None:
-        """Let the loop go on, if that is for `by` to say: an operator releases a client's too."""
-        held = set() if by is StoppedBy.OPERATOR else self._stops - {by}
-        if self._stops and not held:
+        """Let the loop go on: an operator whoever stopped it, a client where no operator did.
+
+        Raises InvalidRequest for a client's while an operator's stop holds.
+        """
+        if by is StoppedBy.CLIENT and StoppedBy.OPERATOR in self._stops:
+            raise stopped("an operator has stopped the session")
+        if self._stops:
             self._emit(StopReleased())
-        self._stops = held
+        self._stops.clear()
+
+    def begun_anew(self) -> None:
+        """The loop was reset: that lets a client's stop go."""
+        if self._stops == {StoppedBy.CLIENT}:
+            self._emit(StopReleased())
+        self._stops.discard(StoppedBy.CLIENT)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

@@ -113,6 +113,7 @@ class StepDone:
     committed_step: int
     outputs: dict[str, list[Payload]]
     timeline: dict[str, dict[str, float]]
+    ref: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,15 @@ class StepFailed:
     """The step has no output. The state is the one after `committed_step`.
 
     Where that is `step` itself, it was committed and its output is lost: go on with the
-    next. `step` is 0 where it had no number yet.
+    next. `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and another
+    one tells what became of it.
     """
 
     step: int
     committed_step: int
     error: ErrorInfo
     ref: str | None
+    in_flight: bool = False
 
 
 class Reason(StrEnum):

@@ -181,8 +181,6 @@ class StepMachine:
                 self._emergency_stop(by)
             case ReleaseStop(by=by):
                 self._cover.release(by)
-                if by is StoppedBy.CLIENT and self._cover.stopped:
-                    raise stopped("an operator has stopped the session")
             case _:
                 assert_never(verb)
         self._settle()
@@ -198,14 +196,14 @@ class StepMachine:
         flight = self._flight
         if flight is not None and verb.step == flight.verb.step:
             return
-        if self._answers.get(verb.step) is not None:
-            self._answer(verb.step)
-            return
         if self._cover.stopped:
-            # Who is held still is there, and must not be ended for having nothing to do.
-            self._progress()
             if not self._answer_safely(verb, Reason.STOPPED):
                 raise stopped()
+            # Who is held still is there, and must not be ended for having nothing to do.
+            self._progress()
+            return
+        if self._answers.get(verb.step) is not None:
+            self._answer(verb.step)
             return
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
@@ -286,7 +284,8 @@ class StepMachine:
         if flight is not None and not flight.answered:
             flight.answered = True
             if not self._answer_safely(flight.verb, reason, in_flight=True):
-                self._emit(self.refusal(flight.verb, error.info()))
+                verb, told = flight.verb, error.info()
+                self._emit(StepFailed(verb.step, self._committed, told, verb.ref, in_flight=True))
 
     def _answer_waiting(self, reason: Reason, error: AntiphonError) -> None:
         """Answer the step that waits, which is not done."""
@@ -318,6 +317,10 @@ class StepMachine:
         if self._flight is not None:
             self._stop(self._flight)
         self._answer_waiting(Reason.STOPPED, stopped())
+        owed, self._owed = self._owed, {}
+        for step in owed:
+            if not self._answer_safely(Step(step, []), Reason.STOPPED):
+                self._emit(StepFailed(step, self._committed, stopped().info(), None))
 
     # The client's other verbs
 
@@ -418,7 +421,7 @@ class StepMachine:
         self._answers.clear()
         self._cover.state_found()
         self._emit(WasReset(0))
-        self._cover.release(StoppedBy.CLIENT)
+        self._cover.begun_anew()
 
     def produced(self, piece: StageProduced, now_ms: float) -> None:
         """A stage made a piece of a step's output."""
@@ -532,7 +535,9 @@ class StepMachine:
         error = failure or self._give(flight)
         answer: StepDone | StepFailed
         if error is None:
-            answer = StepDone(step, self._committed, flight.outputs, flight.flow.timelines)
+            answer = StepDone(
+                step, self._committed, flight.outputs, flight.flow.timelines, flight.verb.ref
+            )
         else:
             answer = StepFailed(step, self._committed, error, flight.verb.ref)
         self._measured(flight.measured(error))

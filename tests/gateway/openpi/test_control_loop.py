@@ -89,19 +89,19 @@ async def test_f23_a_busy_policy_makes_no_robot_miss_its_deadline() -> None:
         assert [not_fresh(answer) for answer in late] == ["late"] * 3
         assert all((answer["actions"] == 6).all() for answer in late)
         policy.gate.set()
-        fresh = late[-1]
+        fresh, observed = late[-1], 4
         while not fresh["antiphon"]["fresh"]:
-            fresh = await arm.infer()
+            fresh, observed = await arm.infer(), observed + 1
         # What was late was committed, and is no later one's answer; what waited was not computed.
-        assert fresh["actions"][0, 0] == 3
-        assert fresh["antiphon"]["step"] == 3
+        step = fresh["antiphon"]["step"]
+        assert fresh["actions"][0, 0] == step == len(policy.batches) < observed
         async with httpx.AsyncClient(base_url=it.http) as http:
             lines = (await http.get("/metrics")).text.splitlines()
         counted = dict(line.rsplit(" ", 1) for line in lines if line.startswith("antiphon_"))
         missed = float(counted['antiphon_deadlines_missed_total{pipeline="arm"}'])
         safe = 'antiphon_safe_answers_total{answer="safe_action",pipeline="arm",reason="late"}'
         assert missed == float(counted[safe]) >= 3
-        assert counted['antiphon_turns_total{pipeline="arm",status="late"}'] == "1.0"
+        assert float(counted['antiphon_turns_total{pipeline="arm",status="late"}']) >= 1
 
 
 async def test_a_robot_chooses_its_own_loop() -> None:
