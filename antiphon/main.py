@@ -17,6 +17,7 @@ COMMANDS = {
     "sessions": "list, show, park and end the sessions of a running gateway",
     "ledger": "show the bytes that the workers of a running gateway have reserved",
     "models": "list, fetch and verify model files",
+    "bench": "run a benchmark of the repository",
     "check": "check a config and point at what is wrong",
 }
 """Every sub-command; `antiphon.commands.NAME` has `add_arguments(parser)` and `run(arguments)`."""

@@ -32,6 +32,12 @@ class AdminApi:
             Route(f"{one}/park", self.park_session, methods=["POST"]),
             Route(f"{one}/restore", self.restore_session, methods=["POST"]),
             Route(f"{one}/evict", self.evict_session, methods=["POST"]),
+            Route(f"{one}/stop", self.stop_session, methods=["POST"]),
+            Route(f"{one}/release", self.release_session, methods=["POST"]),
+            Route("/v1/admin/pipelines/{pipeline}/stop", self.stop_robots, methods=["POST"]),
+            Route("/v1/admin/pipelines/{pipeline}/release", self.release_robots, methods=["POST"]),
+            Route("/v1/admin/robots/stop", self.stop_robots, methods=["POST"]),
+            Route("/v1/admin/robots/release", self.release_robots, methods=["POST"]),
             Route("/v1/admin/waiting", self.list_waiting, methods=["GET"]),
             Route("/v1/admin/workers", self.list_workers, methods=["GET"]),
             Route("/v1/admin/overview", self.overview, methods=["GET"]),
@@ -76,6 +82,33 @@ class AdminApi:
         session = request.path_params["session"]
         self._host.evict_session(session)
         return _json({"id": session, "closing": True}, 202)
+
+    async def stop_session(self, request: Request) -> Response:
+        """`POST /v1/admin/sessions/{id}/stop`: a robot's stands still at once, whatever runs."""
+        return self._stop_session(request, True)
+
+    async def release_session(self, request: Request) -> Response:
+        """`POST /v1/admin/sessions/{id}/release`: it goes on, whoever stopped it."""
+        return self._stop_session(request, False)
+
+    async def stop_robots(self, request: Request) -> Response:
+        """`POST /v1/admin/pipelines/{name}/stop`, or `/v1/admin/robots/stop` for all: those that
+        come later stand still as well."""
+        return self._stop_robots(request, True)
+
+    async def release_robots(self, request: Request) -> Response:
+        """`POST /v1/admin/pipelines/{name}/release`, or `/v1/admin/robots/release` for all."""
+        return self._stop_robots(request, False)
+
+    def _stop_session(self, request: Request, stopped: bool) -> Response:
+        self._access.check_admin(request.scope)
+        session = request.path_params["session"]
+        return _json({"session": session, "stopped": self._host.stop_session(session, stopped)})
+
+    def _stop_robots(self, request: Request, stopped: bool) -> Response:
+        self._access.check_admin(request.scope)
+        touched = self._host.stop_robots(request.path_params.get("pipeline"), stopped)
+        return _json({"stopped": stopped, "pipelines": touched})
 
     async def list_waiting(self, request: Request) -> Response:
         """`GET /v1/admin/waiting`: the opens that wait for a place."""

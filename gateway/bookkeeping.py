@@ -15,11 +15,12 @@ from gateway.metrics import GatewayMetrics
 from gateway.placement import Replica
 from gateway.timeline import Timelines
 from protocol.errors import AntiphonError, ErrorInfo
-from sessions.actions import ToClient, TurnMeasured
+from sessions.actions import NotFresh, ToClient, TurnMeasured
 from sessions.client import Role
 from sessions.lifecycle import CloseReason, State
 from sessions.pipeline import Kind
 from sessions.session import Session
+from sessions.steps.events import EmergencyStopped
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +53,10 @@ class Bookkeeping:
         if (timeline := self.timelines.of(session.identity.session)) is not None:
             timeline.told(_now_ms(), action)
             self.changed.set()
+        if isinstance(action.output, EmergencyStopped) and action.to is None:
+            by = action.output.by
+            self._metrics.stopped(session.pipeline.name, by)
+            _log.warning("emergency_stop", session=session.identity.session, by=by.value)
 
     def attached(self, session: Session, role: Role) -> None:
         """A client came to a session that was open."""
@@ -105,6 +110,10 @@ class Bookkeeping:
             prefill_tokens=turn.prefill_tokens,
             timelines=turn.timelines,
         )
+
+    def not_fresh(self, hosted: Hosted, answered: NotFresh) -> None:
+        """An observation was answered without anything fresh."""
+        self._metrics.not_fresh(hosted.session.pipeline.name, answered)
 
     def evicted(self, hosted: Hosted) -> None:
         """A session that nobody is at ends, to make room for another."""

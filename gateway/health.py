@@ -63,5 +63,6 @@ def described(state: PipelineHealth) -> dict[str, Any]:
         "capacity": "full" if state.full else "free",
         "sessions": state.sessions,
         "session_limit": state.session_limit,
+        "stopped": state.stopped,
         "stages": {stage: health.value for stage, health in state.stages.items()},
     }

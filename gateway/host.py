@@ -33,6 +33,7 @@ from gateway.opening import SessionOpening, prioritised
 from gateway.overview import session_summary, stage_health, waiting_summary, worker_summary
 from gateway.placement import Placement, Replica
 from gateway.pools import Pools
+from gateway.stops import Stops
 from gateway.timeline import NOTED
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
@@ -55,12 +56,14 @@ from sessions.actions import (
     StageCrowded,
     ToClient,
 )
+from sessions.chosen_control import controlled
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.lifecycle import CloseReason
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
+from sessions.steps.events import EmergencyStop
 
 ENDED = 1024
 """Sessions whose end is remembered, so that who closes one of them is not refused."""
@@ -105,6 +108,7 @@ class GatewayHost:
         metrics.watch_waiting(
             lambda: {name: len(self._hosted.openings.waiting(name)) for name in pipelines}
         )
+        self._stops = Stops(pipelines, self._known, self.handle)
         self._changed = asyncio.Event()
         self._pools = Pools(
             self.incarnation,
@@ -162,6 +166,7 @@ class GatewayHost:
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        control: Mapping[str, Any] | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
@@ -170,7 +175,7 @@ class GatewayHost:
 
         Cancelled at any point it closes what it had opened, and waits no more.
         """
-        spec = prioritised(self.pipelines[pipeline], priority)
+        spec = controlled(prioritised(self.pipelines[pipeline], priority), control or {})
         bounds = chosen(spec.limits, limits or {})
         name = new_id("att") if on_output is not None else None
 
@@ -239,6 +244,7 @@ class GatewayHost:
         settings_patch: dict[str, Any] | None,
     ) -> Session:
         """A session that nothing knows of yet. Raises InvalidRequest for its settings."""
+        pipeline = self._stops.begun(pipeline)
         identity = Identity(
             session=new_id("sess"),
             epoch=1,
@@ -298,7 +304,8 @@ class GatewayHost:
     async def command(self, session: str, tenant: str, verb: Verb, command: str) -> Answered:
         """Have a verb carried out without an attachment. Raises AntiphonError."""
         clients = self._find(session, tenant)
-        await clients.room.wait()
+        if not isinstance(verb, EmergencyStop):
+            await clients.room.wait()
         self._find(session, tenant)  # It may have ended meanwhile, and answers nobody then.
         answer: asyncio.Future[Answered] = self._loop.create_future()
         waiting = clients.answers.get(command)
@@ -347,7 +354,12 @@ class GatewayHost:
         summary = self.summary(session, tenant)
         known = self._find(session, tenant).session
         return SessionDescription(
-            summary, known.settings, known.limits, known.identity.expires_at_s, known.about
+            summary,
+            known.settings,
+            known.limits,
+            known.identity.expires_at_s,
+            known.about,
+            known.pipeline.control,
         )
 
     def close_session(self, session: str, tenant: str | None = None) -> None:
@@ -386,6 +398,22 @@ class GatewayHost:
         parked = known.parked
         self.handle(session, RestoreRequested())
         return parked
+
+    def stop_session(self, session: str, stopped: bool) -> bool:
+        """Have a robot's session stand still, or go on; whether it stands still. Raises NotFound,
+        and InvalidRequest for one that is no robot's."""
+        return self._stops.session(self._find(session, None).session, stopped)
+
+    def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, list[str]]:
+        """The same for all of a pipeline, or of all, those that come later too; their ids by
+        pipeline. Raises NotFound."""
+        name = None if pipeline is None else self._aliases.get(pipeline, pipeline)
+        touched = self._stops.robots(name, stopped)
+        self._books.changed.set()
+        return touched
+
+    def _known(self) -> list[Session]:
+        return [clients.session for clients in self._clients.values()]
 
     def drain(self) -> None:
         """Take no more sessions and close all."""
@@ -504,6 +532,7 @@ class GatewayHost:
                 sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
                 full=self._hosted.full(pipeline),
+                stopped=pipeline.name in self._stops.stopped,
             )
             for pipeline in self.pipelines.values()
         ]

@@ -30,6 +30,7 @@ from sessions.actions import (
     Event,
     ForgetParked,
     HoldClient,
+    NotFresh,
     NotRestored,
     OpenRequested,
     Released,
@@ -103,6 +104,9 @@ class Observer(Protocol):
 
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
+
+    def not_fresh(self, hosted: Hosted, answered: NotFresh) -> None:
+        """An observation was answered without anything fresh."""
 
     def evicted(self, hosted: Hosted) -> None:
         """A session that nobody is at ends, to make room for another."""
@@ -363,6 +367,8 @@ class HostedSessions:
                         for stage in hosted.session.pipeline.stages:
                             self._room_on(stage)
                         self._observer.measured(hosted, action)
+                    case NotFresh():
+                        self._observer.not_fresh(hosted, action)
                     case Released():
                         self._released(hosted, action.reason, action.unanswered)
         return handled

@@ -12,7 +12,7 @@ from protocol.compute_use import ComputeUse
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
 from sessions.openings import Position
-from sessions.pipeline import Limits, Pipeline
+from sessions.pipeline import Control, Limits, Pipeline
 
 OnOutput = Callable[[int, Any], None]
 """Takes (sequence, output): an output of `sessions.client` or of the session's kind."""
@@ -75,6 +75,8 @@ class PipelineHealth:
     session_limit: int
     full: bool
     """Whether one more session would be refused, of whichever tenant."""
+    stopped: bool = False
+    """Whether an operator has stopped all its robots."""
 
     @property
     def ready(self) -> bool:
@@ -107,6 +109,8 @@ class SessionSummary:
     """The same for its age."""
     grace_left_s: float | None = None
     """The same because its client does not come back; None: it is not detached."""
+    stopped: bool = False
+    """Whether it stands still after an emergency stop."""
     noted: int = 0
     """How many entries its timeline has had."""
 
@@ -130,6 +134,8 @@ class SessionDescription:
     expires_at_s: int
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the engine of each stage says of its model."""
+    control: Control = field(default_factory=Control)
+    """Of a robot's loop."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,7 @@ class SessionHost(Protocol):
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        control: Mapping[str, Any] | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
@@ -210,7 +217,8 @@ class SessionHost(Protocol):
         `on_output` gets (sequence, output) on the event loop; SessionEnded is the last.
         With a `secret` the session outlives its client's connection, and who presents the
         secret has it again; without `on_output` it waits for that from the start. `limits`
-        are those that the client chooses, in seconds by name.
+        are those that the client chooses, in seconds by name, and so is `control` of the loop of
+        a robot.
         """
 
     async def attach(
@@ -259,6 +267,18 @@ class SessionHost(Protocol):
 
     def restore_session(self, session: str) -> tuple[str, ...]:
         """Have what is parked of a session brought back; the stages. Raises NotFound."""
+
+    def stop_session(self, session: str, stopped: bool) -> bool:
+        """Have a robot's session stand still, or go on; whether it stands still.
+
+        Raises NotFound, and InvalidRequest for one that is no robot's.
+        """
+
+    def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, list[str]]:
+        """The same for all of a robot pipeline, or of all; the ids of their sessions.
+
+        Raises NotFound.
+        """
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from protocol.compute_use import ComputeUse
 from protocol.connectors import Traffic
 from protocol.device_bytes import DeviceBytes
-from sessions.actions import TurnMeasured
+from sessions.actions import NotFresh, TurnMeasured
 from sessions.lifecycle import State
 
 # When a series began is no family of ours.
@@ -126,6 +126,24 @@ class GatewayMetrics:
             "antiphon_observations_superseded",
             "Observations answered with a newer one's actions, and not computed.",
             ["pipeline"],
+            registry=registry,
+        )
+        self._not_fresh = Counter(
+            "antiphon_safe_answers",
+            "Observations answered with the safe action, or without one with an error, by reason.",
+            ["pipeline", "reason", "answer"],
+            registry=registry,
+        )
+        self._missed = Counter(
+            "antiphon_deadlines_missed",
+            "Observations that had no fresh answer within their deadline.",
+            ["pipeline"],
+            registry=registry,
+        )
+        self._stops = Counter(
+            "antiphon_emergency_stops",
+            "Sessions that were stopped, by whom.",
+            ["pipeline", "by"],
             registry=registry,
         )
         self._worker_up = Gauge(
@@ -242,6 +260,17 @@ class GatewayMetrics:
         if counted is None:
             counted = self._not_computed[pipeline] = self._superseded.labels(pipeline)
         counted.inc(count)
+
+    def not_fresh(self, pipeline: str, answered: NotFresh) -> None:
+        """An observation was answered without anything fresh."""
+        answer = "safe_action" if answered.safe else "error"
+        self._not_fresh.labels(pipeline, answered.reason, answer).inc()
+        if answered.late:
+            self._missed.labels(pipeline).inc()
+
+    def stopped(self, pipeline: str, by: str) -> None:
+        """A session was stopped."""
+        self._stops.labels(pipeline, by).inc()
 
     def watch_egress(self, queue: Queue) -> None:
         """Count `queue` in the egress depth until `forget_egress`."""

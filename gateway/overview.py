@@ -45,6 +45,7 @@ def session_summary(
         idle_left_s=left.get(CloseReason.IDLE),
         age_left_s=left.get(CloseReason.MAX_AGE),
         grace_left_s=left.get(CloseReason.DETACHED),
+        stopped=session.stopped,
         noted=noted,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config, PipelineConfig
-from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
+from sessions.pipeline import Control, Delivery, Edge, Kind, Limits, Pipeline
 
 
 @dataclass(frozen=True)
@@ -75,4 +75,7 @@ def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pip
         state=section.state or "",
         priority=None if section.durability == "none" else section.priority,
         durable=section.durability == "turn",
+        control=Control(
+            section.control.within_ms, section.control.rate_hz, section.control.safe_action
+        ),
     )

@@ -22,6 +22,7 @@ from sessions.client import (
     SessionEnded,
 )
 from sessions.lanes import DEFAULT_LANE
+from sessions.steps.events import EmergencyStopped, StopReleased
 
 TURNS = 32
 OTHERS = 32
@@ -45,6 +46,8 @@ _DESCRIPTIONS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
         "restored",
         {"stage": output.stage, "origin": output.origin.value},
     ),
+    EmergencyStopped: lambda output: ("stopped", {"by": output.by.value}),
+    StopReleased: lambda _: ("released", {}),
     SessionEnded: lambda output: ("closing", {"reason": output.reason, **_failed(output.error)}),
 }
 

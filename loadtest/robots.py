@@ -1,6 +1,9 @@
 """Robots over OpenPI, with the official client: what a step costs, and who waits for whom.
 
     python -m loadtest.robots [--steps 400] [--rounds 5] [--check]
+    python -m loadtest.robots --faults
+
+The second is about faults, and described in `loadtest.robot_faults`.
 
 Each robot is a process of its own with pip's openpi-client; servers have one core, robots the
 other. Two measurements, in rounds that take turns (A B C A B C ...):
@@ -30,11 +33,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest import robot_faults
 from loadtest.machine import Disturbance, description
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
@@ -91,13 +95,19 @@ class Server:
         return measured
 
 
-def main() -> int:
-    """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, judge. `arguments` are those of the command line."""
+    parser = argparse.ArgumentParser(
+        "loadtest.robots", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400, help="of `null`, in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--faults", action="store_true", help="what robots see of faults instead")
+    robot_faults.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    if options.faults:
+        return robot_faults.main(options)
     disturbance = Disturbance()
     null = measure(0, 1, options.steps, options.rounds)
     shared = measure(SHARED_MS, ROBOTS, SHARED_STEPS, options.rounds)

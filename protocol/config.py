@@ -31,6 +31,7 @@ from protocol.config_source import Location, Problem, Source, read_source
 from protocol.edges import CLIENT, ConnectorKind, default_connector, edge_name
 from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
+from protocol.safe_action import read_safe_action
 
 
 def _name(value: str) -> str:
@@ -213,6 +214,28 @@ class LimitsConfig(_Section):
     turn_s: Annotated[Number, Field(gt=0, le=86_400)] = 120.0
 
 
+class ControlConfig(_Section):
+    """What sessions of robots promise their loops, unless a client chooses otherwise.
+
+    After the first fresh answer each observation is answered within `deadline_ms`, by default
+    one period of `rate_hz`, and with `safe_action` where there is nothing fresh: `hold` gives
+    the last action that was given again, `zero` zeros, a list of numbers that action, a list
+    of such lists that chunk; a map says so for each array of an answer by its key. The rows of
+    a chunk are played at `rate_hz`.
+    """
+
+    rate_hz: Annotated[Number, Field(gt=0, le=10_000)] | None = None
+    deadline_ms: Annotated[Number, Field(gt=0, le=3_600_000)] | None = None
+    safe_action: Annotated[Any, BeforeValidator(read_safe_action)] = None
+
+    @property
+    def within_ms(self) -> float | None:
+        """The deadline that holds."""
+        if self.deadline_ms is None and self.rate_hz is not None:
+            return 1000.0 / self.rate_hz
+        return self.deadline_ms
+
+
 class DefaultsConfig(_Section):
     """What a session starts with until its client says otherwise."""
 
@@ -231,7 +254,7 @@ class PipelineConfig(_Section):
     Sessions of a lower `priority` are parked first to make room for others, and with
     `durability: none` none are; with `durability: turn` their state is stored after each turn
     besides. `state` names the stage that keeps the state of a world or robot, where it is not
-    the first one.
+    the first one. `control` is for robots.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -241,6 +264,7 @@ class PipelineConfig(_Section):
     outputs: dict[Modality, Name]
     limits: LimitsConfig = LimitsConfig()
     defaults: DefaultsConfig = DefaultsConfig()
+    control: ControlConfig = ControlConfig()
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
@@ -329,6 +353,7 @@ _OPTIONS = tuple(
         EdgeConfig,
         LimitsConfig,
         DefaultsConfig,
+        ControlConfig,
     )
     for name, field in section.model_fields.items()
 )
@@ -453,6 +478,8 @@ def _kind_contradictions(
             yield (*location, "state"), f"a {pipeline.kind} pipeline has no state of steps"
         elif pipeline.state not in pipeline.stages:
             yield (*location, "state"), f"{pipeline.state} is no stage of this pipeline"
+    if pipeline.kind != "robot" and "control" in pipeline.model_fields_set:
+        yield (*location, "control"), "only a robot pipeline has a control loop"
     if pipeline.kind == "duplex":
         if set(pipeline.outputs) != {Modality.TEXT, Modality.AUDIO}:
             yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"

@@ -110,6 +110,13 @@ class EngineFailed(AntiphonError):
     kind = ErrorKind.SERVER
 
 
+class DeadlineMissed(EngineFailed):
+    """No action could be given within the deadline; the worker says it of an observation that it
+    did not begin in time, and does not compute any more."""
+
+    code = "deadline_missed"
+
+
 class EngineLost(AntiphonError):
     """The worker that held this turn or session died."""
 

@@ -299,6 +299,17 @@ class TurnMeasured:
 
 
 @dataclass(frozen=True)
+class NotFresh:
+    """An observation was answered without anything fresh, for this reason: with the safe
+    action, or, if it is not `safe`, with an error."""
+
+    reason: str
+    safe: bool
+    late: bool = False
+    """Whether its deadline has passed."""
+
+
+@dataclass(frozen=True)
 class Released:
     """Nothing of the session is left here; its place can be given away.
 
@@ -321,5 +332,6 @@ Action = (
     | AttachRefused
     | HoldClient
     | TurnMeasured
+    | NotFresh
     | Released
 )

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from protocol.edges import CLIENT, ConnectorKind, OutputEdge, edge_name
 from protocol.payloads import PayloadType
+from protocol.safe_action import SafeValue
 
 
 class Delivery(StrEnum):
@@ -57,6 +58,23 @@ class Limits:
     close_ms: int = 10_000
 
 
+@dataclass(frozen=True)
+class Control:
+    """What a robot's session promises its loop.
+
+    An observation is answered within `deadline_ms` of its arrival, once there has been a fresh
+    answer: with `safe_action` where there is nothing fresh. That is for all arrays of an
+    answer, or by their keys. `rate_hz` is how fast the robot plays the rows of a chunk: which
+    one it is at, and holds, follows from it.
+    """
+
+    deadline_ms: float | None = None
+    rate_hz: float | None = None
+    safe_action: SafeValue | Mapping[str, SafeValue] | None = None
+    stopped: bool = False
+    """Whether the session begins stopped, as all of its pipeline are."""
+
+
 class Kind(StrEnum):
     """What loop a pipeline's sessions are."""
 
@@ -93,6 +111,8 @@ class Pipeline:
     """Sessions of a lower one are parked first to make room for others; None: none are."""
     durable: bool = False
     """Whether their state is in the host's store as it is after each turn."""
+    control: Control = Control()
+    """Of robots."""
 
     @property
     def entry(self) -> str:

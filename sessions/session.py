@@ -199,6 +199,16 @@ class Session:
         return self._lifecycle.ends
 
     @property
+    def announced(self) -> bool:
+        """Whether anybody has been told that it is open."""
+        return self._announced
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still after an emergency stop."""
+        return bool(self._machine.facts().get("stopped"))
+
+    @property
     def working(self) -> bool:
         """Whether a turn is in flight."""
         return self._machine.working
@@ -277,7 +287,9 @@ class Session:
             self._machine.give_up("stalled", now_ms)
         if self._lifecycle.live and self._machine.finished:
             self._close(CloseReason.COMPLETED, None)
-        hold = self._lifecycle.live and self._stages.full
+        # Who has a deadline is answered at it, and has one step at its workers at most.
+        patient = self.pipeline.control.deadline_ms is None
+        hold = self._lifecycle.live and patient and self._stages.full
         if hold != self._held:
             self._held = hold
             self._actions.append(HoldClient(hold))

@@ -98,10 +98,30 @@ class AdminClient:
         """End a session to make room. Raises NoSuchSession or SessionBusy."""
         self._command(session, "evict")
 
+    def stop(self, session: str, stopped: bool) -> dict[str, Any]:
+        """Have a robot's session stand still, or go on: its `session` and whether it is `stopped`.
+
+        Raises NoSuchSession, and InvalidRequest for one that is no robot's.
+        """
+        return self._command(session, "stop" if stopped else "release")
+
+    def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, Any]:
+        """The same for all of a pipeline, or of all: the sessions in `pipelines` by name.
+
+        Raises InvalidRequest where there is no such robot pipeline.
+        """
+        which = "robots" if pipeline is None else f"pipelines/{quote(pipeline, safe='')}"
+        address = f"{self._base}/{which}/{'stop' if stopped else 'release'}"
+        return self._answer("POST", address)
+
     def _command(self, session: str, name: str) -> dict[str, Any]:
-        address = f"{self._base}/sessions/{quote(session, safe='')}/{name}"
+        return self._answer(
+            "POST", f"{self._base}/sessions/{quote(session, safe='')}/{name}", session
+        )
+
+    def _answer(self, method: str, address: str, session: str | None = None) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._ask("POST", address, session).json()
+            answer: dict[str, Any] = self._ask(method, address, session).json()
         except ValueError:
             raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
         return answer
@@ -134,6 +154,8 @@ class AdminClient:
             raise NoSuchSession(f"there is no session {session}")
         if answer.status_code == 409 and session is not None:
             raise SessionBusy(f"{session}: {_reason(answer)}")
+        if answer.status_code in (400, 404) and (reason := _told(answer)) is not None:
+            raise InvalidRequest(reason)
         if not answer.is_success:
             words = " ".join(answer.text.split())[:200]
             raise GatewayUnreachable(f"{address} answered {answer.status_code}: {words}")
@@ -142,10 +164,14 @@ class AdminClient:
 
 def _reason(answer: httpx.Response) -> str:
     """Why the gateway refused something, in its own words."""
+    return _told(answer) or "it is busy"
+
+
+def _told(answer: httpx.Response) -> str | None:
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "it is busy"
+        return None
 
 
 def print_table(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""`antiphon sessions`: list, show, park and end the sessions of a running gateway."""
+"""`antiphon sessions`: list, show, park, stop and end the sessions of a running gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOCKS = ("idle_left_s", "age_left_s", "grace_left_s")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `antiphon sessions`."""
-    parser.description = "List the sessions of a running gateway; show, park or end one."
+    parser.description = "List the sessions of a running gateway; show, park, stop or end one."
     add_admin_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="[ACTION]", title="actions")
     every = actions.add_parser("list", help="list all (what happens without an action)")
@@ -39,12 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=summary)
         add_admin_options(action, again=True)
         action.add_argument("session", metavar="ID", help="the session's id, sess_...")
+    for name, summary in (
+        ("stop", "emergency stop: a robot's session stands still at once, whatever runs"),
+        ("release", "let it go on"),
+    ):
+        action = actions.add_parser(name, help=summary)
+        add_admin_options(action, again=True)
+        which = action.add_mutually_exclusive_group(required=True)
+        which.add_argument("session", metavar="ID", nargs="?", help="the session's id, sess_...")
+        which.add_argument("--pipeline", metavar="NAME", help="all robots of a pipeline")
+        which.add_argument("--all", action="store_true", help="all robots of this gateway")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the action.
 
-    Raises GatewayUnreachable, InvalidRequest (a refused key), NoSuchSession or SessionBusy.
+    Raises GatewayUnreachable, InvalidRequest (a refused key, a session that is no robot's),
+    NoSuchSession or SessionBusy.
     """
     gateway = AdminClient(arguments.url, arguments.key)
     match arguments.action:
@@ -54,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             _say(arguments, "parked", gateway.park(arguments.session))
         case "restore":
             _say(arguments, "restored", gateway.restore(arguments.session))
+        case "stop" | "release":
+            _stop(gateway, arguments)
         case "evict":
             gateway.evict(arguments.session)
             _say_closing(arguments)
@@ -70,6 +83,24 @@ def _say(arguments: argparse.Namespace, what: str, stages: list[str]) -> None:
         print(json.dumps({"id": arguments.session, what: stages}))
     else:
         print(f"{arguments.session}: {what} {', '.join(stages) or 'nothing'}")
+
+
+def _stop(gateway: AdminClient, arguments: argparse.Namespace) -> None:
+    stopped = arguments.action == "stop"
+    if arguments.session is not None:
+        answer = gateway.stop(arguments.session, stopped)
+        sessions = {arguments.session: answer["stopped"]}
+    else:
+        answer = gateway.stop_robots(arguments.pipeline, stopped)
+        touched = answer["pipelines"]
+        sessions = {session: stopped for found in touched.values() for session in found}
+    if arguments.json:
+        print(json.dumps(answer))
+        return
+    for session, still in sessions.items():
+        print(f"{session}: {'stopped' if still else 'released'}")
+    for pipeline in answer.get("pipelines", {}):
+        print(f"{pipeline}: {'stopped' if stopped else 'released'}, new sessions included")
 
 
 def _say_closing(arguments: argparse.Namespace) -> None:

@@ -37,7 +37,15 @@ from protocol.native.frames import (
     UpdateBody,
 )
 from protocol.native.payloads import NewPayload
-from protocol.native.steps import Interrupt, RequestInput, Reset, Restore, StepInput
+from protocol.native.steps import (
+    EmergencyStop,
+    Interrupt,
+    ReleaseStop,
+    RequestInput,
+    Reset,
+    Restore,
+    StepInput,
+)
 from protocol.native.wires import (
     MAX_FRAME_BYTES,
     MAX_FREE_BYTES,
@@ -63,6 +71,7 @@ __all__ = [
     "CommandResult",
     "Commit",
     "Delete",
+    "EmergencyStop",
     "Failed",
     "Have",
     "Interrupt",
@@ -72,6 +81,7 @@ __all__ = [
     "NewPayload",
     "OpenBody",
     "QueuedBody",
+    "ReleaseStop",
     "RequestInput",
     "Reset",
     "Respond",

@@ -13,10 +13,18 @@ import msgspec
 from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
 from protocol.native.fields import CommandId, Cursor, Ref, Secret
-from protocol.native.steps import Interrupt, RequestInput, Reset, Restore, StepInput
+from protocol.native.steps import (
+    EmergencyStop,
+    Interrupt,
+    ReleaseStop,
+    RequestInput,
+    Reset,
+    Restore,
+    StepInput,
+)
 
 Input = DuplexInput | StepInput | RequestInput
-Signals = DuplexSignal | Interrupt | Reset | Restore
+Signals = DuplexSignal | Interrupt | Reset | Restore | EmergencyStop | ReleaseStop
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -97,6 +105,17 @@ class ChosenLimits(_Body, frozen=True, omit_defaults=True):
     stall_s: Seconds | None = None
 
 
+class ChosenControl(_Body, frozen=True, omit_defaults=True):
+    """The control loop of a robot, where it is to be another than its pipeline's.
+
+    `safe_action` is as in a config.
+    """
+
+    deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    rate_hz: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    safe_action: str | list[Any] | dict[str, Any] | None = None
+
+
 class OpenBody(_Body, frozen=True):
     """`POST /v1/sessions`. `model` names a pipeline or an alias of one; absent: the first.
 
@@ -107,6 +126,7 @@ class OpenBody(_Body, frozen=True):
     settings: dict[str, Any] | None = None
     limits: ChosenLimits = ChosenLimits()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] | None = None
+    control: ChosenControl = ChosenControl()
 
 
 class QueuedBody(msgspec.Struct, frozen=True):

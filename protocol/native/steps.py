@@ -17,12 +17,15 @@ class _Said(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields
 class StepInput(_Said, frozen=True, tag="step"):
     """Move the state from `step` - 1 to `step`; steps count from 1.
 
+    Without a number it is the one after the last that is committed. It waits while another is
+    in flight, and only the newest waits.
+
     A step that is in flight, or was committed and is remembered, is not carried out again:
     `step_done` has its one answer.
     """
 
-    step: Index
     inputs: Inputs
+    step: Index = 0
     parameters: dict[str, Any] = {}
 
 
@@ -37,6 +40,14 @@ class RequestInput(_Said, frozen=True, tag="request"):
 
 class Interrupt(_Said, frozen=True, tag="interrupt"):
     """Cancel the step in flight. Its answer says whether it was committed before."""
+
+
+class EmergencyStop(_Said, frozen=True, tag="stop"):
+    """Emergency stop: whatever runs, nothing fresh is given until a release or a reset."""
+
+
+class ReleaseStop(_Said, frozen=True, tag="release"):
+    """Let a stop go that a client asked for. Refused while an operator's holds."""
 
 
 class Restore(_Said, frozen=True, tag="restore"):

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from protocol.errors import ErrorInfo
 from protocol.payloads import Payload
 from sessions.client import SessionOutput
+
+NEXT = 0
+"""The number of a step that is to follow whatever has been done by then."""
 
 # Verbs
 
@@ -21,12 +25,17 @@ class Step:
 
     Steps count from 1. A step that is in flight, or was committed and is remembered, is
     not carried out again: whoever asked gets the one answer.
+
+    `NEXT` is the one after the last that is committed, whichever that will be. It waits while
+    another is in flight; only the newest waits. `since_ms` is when what it senses came
+    (monotonic), which a deadline counts from; None: with the verb.
     """
 
     step: int
     inputs: list[Payload]
     parameters: dict[str, Any] = field(default_factory=dict)
     ref: str | None = None
+    since_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,31 @@ class Restore:
     ref: str | None = None
 
 
-StepVerb = Step | Interrupt | Reset | Restore
+class StoppedBy(StrEnum):
+    """Who has stopped a loop, and lets it go on."""
+
+    CLIENT = "client"
+    """By a release, or by its next reset."""
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class EmergencyStop:
+    """No step runs, and none is answered with fresh output, until it is let go on."""
+
+    by: StoppedBy = StoppedBy.CLIENT
+    ref: str | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseStop:
+    """Let the loop go on: an operator whoever stopped it, a client where no operator did."""
+
+    by: StoppedBy = StoppedBy.CLIENT
+    ref: str | None = None
+
+
+StepVerb = Step | Interrupt | Reset | Restore | EmergencyStop | ReleaseStop
 
 
 @dataclass(frozen=True)
@@ -66,6 +99,7 @@ class StepSnapshot:
     lost: bool
     in_flight: int | None
     restorable_step: int | None = None
+    stopped: bool = False
 
 
 # Outputs
@@ -79,6 +113,7 @@ class StepDone:
     committed_step: int
     outputs: dict[str, list[Payload]]
     timeline: dict[str, dict[str, float]]
+    ref: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -86,13 +121,57 @@ class StepFailed:
     """The step has no output. The state is the one after `committed_step`.
 
     Where that is `step` itself, it was committed and its output is lost: go on with the
-    next.
+    next. `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and another
+    one tells what became of it.
     """
 
     step: int
     committed_step: int
     error: ErrorInfo
     ref: str | None
+    in_flight: bool = False
+
+
+class Reason(StrEnum):
+    """Why an answer is not fresh."""
+
+    LATE = "late"
+    SUPERSEDED = "superseded"
+    """A newer observation came before this one had begun."""
+    STOPPED = "stopped"
+    WORKER_LOST = "worker_lost"
+    STATE_LOST = "state_lost"
+    """Nothing fresh comes before a reset or a restore."""
+    FAILED = "failed"
+    """The policy raised."""
+
+
+@dataclass(frozen=True)
+class SafeAction:
+    """The answer to a step without anything fresh: `outputs` are the safe action.
+
+    `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and a `StepFailed`
+    tells what became of it: its own output is not given any more.
+    """
+
+    step: int
+    committed_step: int
+    reason: Reason
+    outputs: dict[str, list[Payload]]
+    in_flight: bool = False
+    ref: str | None = None
+
+
+@dataclass(frozen=True)
+class EmergencyStopped:
+    """The loop stands still until it is let go on."""
+
+    by: StoppedBy
+
+
+@dataclass(frozen=True)
+class StopReleased:
+    """Steps run again."""
 
 
 @dataclass(frozen=True)
@@ -122,4 +201,14 @@ class WasRestored:
     committed_step: int
 
 
-StepOutput = SessionOutput | StepDone | StepFailed | StateLost | WasReset | WasRestored
+StepOutput = (
+    SessionOutput
+    | StepDone
+    | StepFailed
+    | SafeAction
+    | EmergencyStopped
+    | StopReleased
+    | StateLost
+    | WasReset
+    | WasRestored
+)

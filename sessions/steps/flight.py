@@ -23,11 +23,14 @@ class Flight:
     has ended and that stage, if it began, has said its last word or is gone.
     """
 
-    def __init__(self, verb: Step, turn: int, state: str) -> None:
+    def __init__(self, verb: Step, turn: int, state: str, due_ms: float | None = None) -> None:
         self.verb = verb
         self.turn = turn
         self.outputs: dict[str, list[Payload]] = {}
         self.interrupted = False
+        self._due_ms = due_ms
+        self.answered = False
+        """Whether it was answered without its output, which is dropped then."""
         self.given_up: ErrorInfo | None = None
         """Why it was stopped, where the client did not ask for that."""
         self.last_word: TurnEnded | None = None
@@ -53,6 +56,16 @@ class Flight:
             piece = msgspec.structs.replace(piece, data=bytes(piece.data))
         self.outputs.setdefault(produced.port, []).append(piece)
         return True
+
+    @property
+    def unanswered_at_ms(self) -> float | None:
+        """When it is too late for its answer; None: it has been answered, or may take its time."""
+        return None if self.answered else self._due_ms
+
+    def late(self, now_ms: float) -> bool:
+        """Whether its answer is due without it."""
+        due_ms = self.unanswered_at_ms
+        return due_ms is not None and due_ms <= now_ms
 
     def state_lost(self) -> None:
         """The worker that kept the state will say nothing more."""
@@ -81,6 +94,8 @@ class Flight:
         status = "completed" if error is None else "failed"
         if error is not None and error.code == "step_cancelled":
             status = "cancelled"
+        elif error is not None and error.code == "step_late":
+            status = "late"
         return TurnMeasured(
             turn=self.turn,
             lane=DEFAULT_LANE,
@@ -102,11 +117,18 @@ class Flight:
             self.turn,
             self._size_bytes,
             self.interrupted,
+            (self._due_ms, self.answered),
             self.given_up,
             self.last_word is not None,
             self.flow is not None,
             self._state_gone,
         )
+
+
+def dropped(step: int) -> ErrorInfo:
+    """The end of a step that was answered before, and was committed all the same."""
+    reason = f"step {step} was committed after it had been answered: its output is dropped"
+    return EngineFailed(reason, code="step_late").info()
 
 
 def cancelled(reason: str) -> ErrorInfo:

@@ -7,18 +7,20 @@ that it is committed. What is committed is the worker's to say; this machine rep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from protocol.errors import (
+    AntiphonError,
     CapacityExceeded,
+    EngineFailed,
     EngineLost,
     ErrorInfo,
     InvalidRequest,
     SessionStateLost,
 )
 from protocol.messages import RESET, Answer, Report, TurnEnded
-from sessions.actions import StageProduced, TurnMeasured
+from sessions.actions import NotFresh, StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
@@ -30,8 +32,13 @@ from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline, StepRoles
 from sessions.steps.answers import Answers
+from sessions.steps.cover import Cover
 from sessions.steps.events import (
+    NEXT,
+    EmergencyStop,
     Interrupt,
+    Reason,
+    ReleaseStop,
     Reset,
     Restore,
     StateLost,
@@ -41,11 +48,19 @@ from sessions.steps.events import (
     StepOutput,
     StepSnapshot,
     StepVerb,
+    StoppedBy,
     WasReset,
     WasRestored,
 )
-from sessions.steps.flight import Flight, cancelled
-from sessions.steps.refusals import misplaced, nothing_to_restore, state_lost
+from sessions.steps.flight import Flight, cancelled, dropped
+from sessions.steps.refusals import (
+    deadline_missed,
+    misplaced,
+    nothing_to_restore,
+    state_lost,
+    stopped,
+    superseded,
+)
 
 
 @dataclass
@@ -68,7 +83,7 @@ class StepMachine:
         pipeline: Pipeline,
         bindings: Mapping[str, Binding],
         emit: Callable[[StepOutput], None],
-        measured: Callable[[TurnMeasured], None],
+        measured: Callable[[TurnMeasured | NotFresh], None],
         progress: Callable[[], None],
         settings_changed: Callable[[], None],
         new_id: Callable[[str], str],
@@ -93,6 +108,9 @@ class StepMachine:
         self._as_opened = True
         """Whether the state after step 0 is what a new worker opens the session with."""
         self._flight: Flight | None = None
+        self._waiting: Step | None = None
+        """The step that follows the one in flight, whatever becomes of that."""
+        self._cover = Cover(pipeline, emit, measured)
         self._resetting: _Resetting | None = None
         self._pace = ClientPace(pipeline.limits.stall_ms)
         self._owed: dict[int, None] = {}
@@ -119,12 +137,15 @@ class StepMachine:
         facts: dict[str, Any] = {"committed_step": self._committed}
         if self._pipeline.durable:
             facts["restorable_step"] = self._bindings[self._roles.state].restorable_step
+        if self._cover.stopped:
+            facts["stopped"] = True
         return facts
 
     def snapshot(self) -> StepSnapshot:
         """Where the loop stands."""
         step = None if self._flight is None else self._flight.verb.step
-        return StepSnapshot(self._committed, self._lost, step, self._restorable)
+        stands = (self._committed, self._lost, step, self._restorable)
+        return StepSnapshot(*stands, stopped=self._cover.stopped)
 
     def stage_settings(self, stage: str) -> dict[str, Any]:
         """The settings with which `stage` opens its part of this session."""
@@ -156,6 +177,10 @@ class StepMachine:
                 self._reset(verb)
             case Restore():
                 self._restore()
+            case EmergencyStop(by=by):
+                self._emergency_stop(by)
+            case ReleaseStop(by=by):
+                self._cover.release(by)
             case _:
                 assert_never(verb)
         self._settle()
@@ -168,7 +193,14 @@ class StepMachine:
         return Refused(error, verb.ref)
 
     def _step(self, verb: Step) -> None:
-        if self._flight is not None and verb.step == self._flight.verb.step:
+        flight = self._flight
+        if flight is not None and verb.step == flight.verb.step:
+            return
+        if self._cover.stopped:
+            if not self._answer_safely(verb, Reason.STOPPED):
+                raise stopped()
+            # Who is held still is there, and must not be ended for having nothing to do.
+            self._progress()
             return
         if self._answers.get(verb.step) is not None:
             self._answer(verb.step)
@@ -176,34 +208,121 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         if self._lost:
-            raise state_lost(self._committed, self._lost_why)
+            covered = self._cover.covers_loss(self._now_ms)
+            if not (covered and self._answer_safely(verb, Reason.STATE_LOST)):
+                raise state_lost(self._committed, self._lost_why)
+            return
         self._check(verb)
+        if verb.since_ms is None:
+            verb = replace(verb, since_ms=self._now_ms)
+        if flight is not None:
+            self._answer_waiting(Reason.SUPERSEDED, superseded())
+            self._waiting = verb
+            return
         if self._owed:
             raise CapacityExceeded("read the answers to the steps before this one")
+        self._begin(verb)
+
+    def _begin(self, verb: Step) -> None:
+        due_ms = self._cover.due_ms(verb)
+        parameters, step = verb.parameters, self._committed + 1
+        if due_ms is not None:
+            left_ms = due_ms - self._now_ms
+            if left_ms <= 0:
+                if not self._answer_safely(verb, self._cover.why_late()):
+                    raise deadline_missed()
+                return
+            parameters = {"deadline_ms": left_ms, **parameters, "stale_ms": left_ms}
         turn = self._orchestrator.start(
             DEFAULT_LANE,
             self._roles.enter,
             frozenset(self._pipeline.outputs),
             verb.inputs,
-            {self._roles.state: verb.parameters},
+            {self._roles.state: parameters},
             self._now_ms,
-            {self._roles.state: verb.step},
+            {self._roles.state: step},
         )
-        self._flight = Flight(verb, turn, self._roles.state)
-        self._progress()
+        self._flight = Flight(replace(verb, step=step), turn, self._roles.state, due_ms)
+        if due_ms is None:
+            # Otherwise what is never done in time would keep the session for ever.
+            self._progress()
 
     def _check(self, verb: Step) -> None:
         """Raise InvalidRequest when this cannot be the next step."""
-        if self._flight is not None and verb.step > self._committed:
+        if verb.step == NEXT:
+            pass
+        elif self._flight is not None and verb.step > self._committed:
             raise InvalidRequest(
                 f"step {self._flight.verb.step} is in flight: its answer comes first",
                 field="step",
                 code="step_out_of_order",
             )
-        if verb.step != self._committed + 1:
+        elif verb.step != self._committed + 1:
             raise misplaced(verb.step, self._committed)
         check_inputs(verb.inputs)
         check_parameters(verb.parameters, "parameters")
+
+    def _begin_waiting(self) -> None:
+        """The step in flight is over, and the one that waits for that is next."""
+        verb, self._waiting = self._waiting, None
+        if verb is None:
+            return
+        try:
+            self._step(verb)
+        except AntiphonError as error:
+            self._emit(self.refusal(verb, error.info()))
+        self._settle()
+
+    # Answers without anything fresh
+
+    def _answer_safely(self, verb: Step, reason: Reason, *, in_flight: bool = False) -> bool:
+        return self._cover.answer(verb, reason, self._committed, self._now_ms, in_flight=in_flight)
+
+    def _answer_flight(self, reason: Reason, error: AntiphonError) -> None:
+        """Answer the step in flight without its output, whatever becomes of it."""
+        flight = self._flight
+        if flight is not None and not flight.answered:
+            flight.answered = True
+            if not self._answer_safely(flight.verb, reason, in_flight=True):
+                verb, told = flight.verb, error.info()
+                self._emit(StepFailed(verb.step, self._committed, told, verb.ref, in_flight=True))
+
+    def _answer_waiting(self, reason: Reason, error: AntiphonError) -> None:
+        """Answer the step that waits, which is not done."""
+        verb, self._waiting = self._waiting, None
+        if verb is not None and not self._answer_safely(verb, reason):
+            self._emit(self.refusal(verb, error.info()))
+
+    def _refuse_waiting(self, error: ErrorInfo) -> None:
+        verb, self._waiting = self._waiting, None
+        if verb is not None:
+            self._emit(self.refusal(verb, error))
+
+    def _waiting_due_ms(self) -> float | None:
+        return None if self._waiting is None else self._cover.due_ms(self._waiting)
+
+    def _answer_what_is_due(self) -> None:
+        flight, due_ms = self._flight, self._waiting_due_ms()
+        if flight is not None and flight.late(self._now_ms):
+            self._answer_flight(self._cover.why_late(), deadline_missed())
+            if self._bindings[self._roles.state].waits(flight.turn):
+                # No worker has it yet, and nobody needs it any more.
+                self._stop(flight)
+        if due_ms is not None and due_ms <= self._now_ms:
+            self._answer_waiting(self._cover.why_late(), deadline_missed())
+
+    def _emergency_stop(self, by: StoppedBy) -> None:
+        self._cover.stop(by)
+        self._answer_flight(Reason.STOPPED, stopped())
+        if self._flight is not None:
+            self._stop(self._flight)
+        self._answer_waiting(Reason.STOPPED, stopped())
+        owed, self._owed = self._owed, {}
+        for step in owed:
+            if not self._answer_safely(Step(step, []), Reason.STOPPED):
+                self._emit(StepFailed(step, self._committed, stopped().info(), None))
+
+    # The client's other verbs
 
     def _interrupt(self) -> None:
         if self._flight is None:
@@ -220,6 +339,7 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         self._resetting = _Resetting(verb)
+        self._refuse_waiting(cancelled("a reset came first"))
         if self._flight is not None:
             self._stop(self._flight)
         self._go_on_resetting()
@@ -235,6 +355,7 @@ class StepMachine:
         self._pay()
         self._committed, self._restorable = self._restorable, None
         self._lost = self._as_opened = False
+        self._cover.state_found()
         self._answers.clear()
         self._emit(WasRestored(self._committed))
         self._progress()
@@ -279,6 +400,8 @@ class StepMachine:
             self._committed = committed
         if ended.error is not None and ended.error.code == SessionStateLost.code:
             self._lost = True
+        if self._lost:
+            self._cover.state_lost(self._now_ms)
 
     def _answered(self, answer: Answer) -> None:
         resetting = self._resetting
@@ -296,7 +419,9 @@ class StepMachine:
         self._bindings[self._roles.state].outdate_snapshot()
         self._as_opened = not resetting.verb.parameters
         self._answers.clear()
+        self._cover.state_found()
         self._emit(WasReset(0))
+        self._cover.begun_anew()
 
     def produced(self, piece: StageProduced, now_ms: float) -> None:
         """A stage made a piece of a step's output."""
@@ -321,6 +446,7 @@ class StepMachine:
         self._now_ms = now_ms
         self._orchestrator.stage_lost(stage)
         if stage == self._roles.state:
+            self._cover.worker(lost=True)
             self._state_stage_lost(restorable, reason)
         self._settle()
         self._go_on_resetting()
@@ -342,6 +468,7 @@ class StepMachine:
         """The state is not the one after the committed step; there is that after another."""
         newly = not self._lost or restorable != self._restorable
         self._lost, self._restorable, self._lost_why = True, restorable, reason
+        self._cover.state_lost(self._now_ms)
         flight = self._flight
         if flight is None:
             if newly:
@@ -369,6 +496,8 @@ class StepMachine:
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session, from its beginning."""
         self._now_ms = now_ms
+        if stage == self._roles.state:
+            self._cover.worker(lost=False)
         self._orchestrator.workers_ready(now_ms)
         self._go_on_resetting()
 
@@ -402,15 +531,21 @@ class StepMachine:
         assert flight.flow is not None
         self._flight = None
         step = flight.verb.step
-        error = flight.failure()
+        failure = flight.failure()
+        error = failure or self._give(flight)
         answer: StepDone | StepFailed
         if error is None:
-            answer = StepDone(step, self._committed, flight.outputs, flight.flow.timelines)
+            answer = StepDone(
+                step, self._committed, flight.outputs, flight.flow.timelines, flight.verb.ref
+            )
         else:
             answer = StepFailed(step, self._committed, error, flight.verb.ref)
         self._measured(flight.measured(error))
         if step <= self._committed:
             self._answers.remember(answer)
+        if self._covers(flight, failure):
+            pass
+        elif step <= self._committed:
             self._answer(step)
         else:
             self._emit(answer)
@@ -419,6 +554,24 @@ class StepMachine:
         if self._lost:
             self._tell_lost()
         self._go_on_resetting()
+        self._begin_waiting()
+
+    def _give(self, flight: Flight) -> ErrorInfo | None:
+        """The output of a step is what its client gets; why it does not."""
+        if flight.answered:
+            return dropped(flight.verb.step)
+        try:
+            self._cover.given(flight.outputs, self._now_ms)
+        except EngineFailed as error:
+            return error.info()
+        return None
+
+    def _covers(self, flight: Flight, error: ErrorInfo | None) -> bool:
+        """Whether a step that failed is answered with the safe action instead."""
+        if error is None or flight.answered:
+            return False
+        reason = self._cover.why_failed(error, self._now_ms)
+        return reason is not None and self._answer_safely(flight.verb, reason)
 
     def _answer(self, step: int) -> None:
         """Give the remembered answer, when the client reads."""
@@ -457,6 +610,7 @@ class StepMachine:
     def give_up(self, reason: str, now_ms: float) -> None:
         """Nobody takes the answers: the step in flight is cancelled."""
         self._now_ms = now_ms
+        self._refuse_waiting(cancelled("nobody takes the answers"))
         if self._flight is not None:
             self._stop(self._flight)
             self._settle()
@@ -464,6 +618,9 @@ class StepMachine:
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
         first_ms = earliest(self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms)
+        first_ms = earliest(first_ms, self._waiting_due_ms())
+        if self._flight is not None:
+            first_ms = earliest(first_ms, self._flight.unanswered_at_ms)
         if self._resetting is not None:
             first_ms = earliest(first_ms, self._resetting.wait_until_ms)
         return first_ms
@@ -471,6 +628,7 @@ class StepMachine:
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
         self._now_ms = now_ms
+        self._answer_what_is_due()
         self._orchestrator.tick(now_ms, self._paused)
         self._settle()
         resetting = self._resetting
@@ -485,6 +643,7 @@ class StepMachine:
         self._now_ms = now_ms
         self._pay()
         error = error or cancelled(f"the session ended: {reason}")
+        self._refuse_waiting(error)
         if (flight := self._flight) is not None:
             self._flight = None
             self._emit(StepFailed(flight.verb.step, self._committed, error, flight.verb.ref))
@@ -505,6 +664,8 @@ class StepMachine:
             (self._restorable, self._lost_why, self._in_doubt),
             self._as_opened,
             flight and flight.freeze(),
+            self._waiting and self._waiting.since_ms,
+            self._cover.freeze(),
             resetting and (resetting.command, resetting.wait_until_ms),
             self._pace.blocked_since_ms,
             tuple(self._owed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import InvalidRequest, SessionStateLost
+from protocol.errors import DeadlineMissed, InvalidRequest, SessionBusy, SessionStateLost
 
 
 def misplaced(step: int, committed: int) -> InvalidRequest:
@@ -33,3 +33,18 @@ def nothing_to_restore() -> InvalidRequest:
         "there is no step to restore: the state is not lost, or no snapshot of it exists",
         code="nothing_to_restore",
     )
+
+
+def deadline_missed() -> DeadlineMissed:
+    """An observation has no answer in time."""
+    return DeadlineMissed("no action could be given within the deadline")
+
+
+def stopped(why: str = "the session is stopped") -> InvalidRequest:
+    """Nothing runs until the emergency stop is released."""
+    return InvalidRequest(f"{why}: nothing runs until it is released", code="emergency_stopped")
+
+
+def superseded() -> SessionBusy:
+    """Only the newest of those that wait is done."""
+    return SessionBusy("a newer step came before this one had begun", code="superseded")

@@ -191,6 +191,13 @@ class Admin(BaseHTTPRequestHandler):
         self._answer(404 if body is None else 200, body)
 
     def do_POST(self) -> None:
+        match self.path.removeprefix("/v1/admin/").split("/"):
+            case ["robots" | "pipelines", *which, "stop" | "release" as what]:
+                error = {"error": {"code": "model_not_found", "message": "No such robots."}}
+                known = which in ([], ["arm"])
+                touched = {"stopped": what == "stop", "pipelines": {"arm": ["sess_1"]}}
+                self._answer(200 if known else 404, touched if known else error)
+                return
         match self.path.removeprefix("/v1/admin/sessions/").split("/"):
             case ["sess_1", "park"]:
                 self._answer(202, {"id": "sess_1", "parked": ["think"]})
@@ -198,6 +205,8 @@ class Admin(BaseHTTPRequestHandler):
                 self._answer(202, {"id": "sess_1", "restored": []})
             case ["sess_1", "evict"]:
                 self._answer(202, {"id": "sess_1", "closing": True})
+            case ["sess_1", "stop" | "release" as what]:
+                self._answer(200, {"session": "sess_1", "stopped": what == "stop"})
             case ["sess_2", _]:
                 self._answer(409, {"error": {"code": "session_busy", "message": "It has work."}})
             case _:
@@ -374,7 +383,24 @@ def test_a_session_is_put_away_and_brought_back(
     assert capsys.readouterr().err == "antiphon: sess_2: It has work.\n"
 
 
-@pytest.mark.parametrize("action", ["show", "park", "restore", "evict", "close"])
+@pytest.mark.parametrize(("action", "still"), [("stop", "stopped"), ("release", "released")])
+def test_robots_are_stopped_and_released(
+    action: str, still: str, admin_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["sessions", "--url", admin_url, "--key", "admin-key"]
+    assert main([*options, action, "sess_1"]) == 0
+    assert capsys.readouterr().out == f"sess_1: {still}\n"
+    for which in (["--all"], ["--pipeline", "arm"]):
+        assert main([*options, action, *which]) == 0
+        assert capsys.readouterr().out == f"sess_1: {still}\narm: {still}, new sessions included\n"
+    assert main([*options, "--json", action, "--all"]) == 0
+    told = {"stopped": action == "stop", "pipelines": {"arm": ["sess_1"]}}
+    assert json.loads(capsys.readouterr().out) == told
+    assert main([*options, action, "--pipeline", "leg"]) == 2
+    assert capsys.readouterr().err == "antiphon: No such robots.\n"
+
+
+@pytest.mark.parametrize("action", ["show", "park", "restore", "evict", "close", "stop", "release"])
 def test_a_session_that_is_not_there_is_said(
     action: str, admin_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,9 @@ MOVED_ELSEWHERE = frozenset(
     {
         "antiphon_opens_waiting",
         "antiphon_observations_superseded_total",
+        "antiphon_safe_answers_total",
+        "antiphon_deadlines_missed_total",
+        "antiphon_emergency_stops_total",
         "antiphon_worker_cores",
     }
 )

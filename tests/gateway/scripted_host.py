@@ -134,6 +134,7 @@ class ScriptedHost:
         settings_patch: dict[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        control: Mapping[str, Any] | None = None,
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
@@ -221,6 +222,12 @@ class ScriptedHost:
 
     def evict_session(self, session: str) -> None:
         raise self._no(session)
+
+    def stop_session(self, session: str, stopped: bool) -> bool:
+        return stopped
+
+    def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, list[str]]:
+        return {}
 
     def park_session(self, session: str) -> tuple[str, ...]:
         raise self._no(session)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from gateway.pipelines import catalogue
 from protocol.config import Config
+from sessions.pipeline import Control
 
 CONFIG = Config.model_validate(
     {
@@ -64,3 +65,16 @@ def test_all_pipelines_are_opened_in_the_order_of_the_file() -> None:
     pipelines = catalogue(CONFIG).pipelines
     assert pipelines["voice"].opening_order == ("speak",)
     assert pipelines["other"].opening_order == ("late", "speak")
+
+
+def test_the_control_loop_of_robots_is_told_in_ms() -> None:
+    arm = {
+        "kind": "robot",
+        "outputs": {"actions": "act"},
+        "control": {"rate_hz": 20, "safe_action": {"actions": [0, 1]}},
+    }
+    config = Config.model_validate(
+        {"stages": {"act": {"engine": "vla", "policy": "a:B"}}, "pipelines": {"arm": arm}}
+    )
+    control = catalogue(config).pipelines["arm"].control
+    assert control == Control(50.0, 20.0, {"actions": (0.0, 1.0)})

@@ -10,6 +10,7 @@ import pytest
 
 from protocol.config import (
     Config,
+    ControlConfig,
     Delivery,
     GatewayConfig,
     LimitsConfig,
@@ -383,6 +384,7 @@ def numbers() -> list[tuple[type[pydantic.BaseModel], str]]:
         LimitsConfig,
         PipelineConfig,
         ParkingConfig,
+        ControlConfig,
     ):
         for name, option in section.model_fields.items():
             kinds = (option.annotation, *get_args(option.annotation))
@@ -424,3 +426,65 @@ def test_states_are_stored_after_each_turn_where_there_is_a_next_one(tmp_path: P
     )
     (problem,) = problems(tmp_path, once)
     assert "pipelines.game.durability: a one-shot session ends with its turn" in problem
+
+
+ROBOT = """\
+stages:
+  act: {engine: vla, policy: "a:B"}
+pipelines:
+  arm:
+    kind: robot
+    outputs: {actions: act}
+    control: {rate_hz: 20, safe_action: hold}
+"""
+
+
+def test_a_robot_is_answered_within_a_period_of_its_rate_unless_told_otherwise(
+    tmp_path: Path,
+) -> None:
+    assert load(tmp_path, ROBOT).pipelines["arm"].control.within_ms == 50.0
+    slower = ROBOT.replace("rate_hz: 20", "rate_hz: 20, deadline_ms: 80")
+    assert load(tmp_path, slower).pipelines["arm"].control.within_ms == 80.0
+    without = ROBOT.replace("rate_hz: 20, ", "")
+    assert load(tmp_path, without).pipelines["arm"].control.within_ms is None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("zero", "zero"),
+        ("[0, 1.5]", (0.0, 1.5)),
+        ("[[0, 1], [2, 3]]", ((0.0, 1.0), (2.0, 3.0))),
+        ("{actions: [0, 1], gripper: zero}", {"actions": (0.0, 1.0), "gripper": "zero"}),
+    ],
+)
+def test_a_safe_action_is_a_word_an_action_a_chunk_or_one_of_these_for_each_array(
+    tmp_path: Path, written: str, meant: object
+) -> None:
+    config = load(tmp_path, ROBOT.replace("safe_action: hold", f"safe_action: {written}"))
+    assert config.pipelines["arm"].control.safe_action == meant
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("hold", "jump", "must be hold, zero, a list of numbers, or a list of such lists"),
+        ("hold", "[]", "must be hold, zero, a list of numbers, or a list of such lists"),
+        ("hold", "[1, true]", "must be hold, zero, a list of numbers, or a list of such lists"),
+        ("hold", "[[1], [1, 2]]", "must have rows of one length"),
+        ("hold", "[.inf]", "must be finite"),
+        ("hold", "{gripper: zero}", "must say what becomes of actions"),
+    ],
+)
+def test_a_safe_action_that_is_none_is_pointed_at(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    (line,) = problems(tmp_path, ROBOT.replace(f"safe_action: {old}", f"safe_action: {new}"))
+    assert line.startswith("7: pipelines.arm.control.safe_action: ")
+    assert problem in line
+
+
+def test_only_robots_have_a_control_loop(tmp_path: Path) -> None:
+    text = WORLD.replace("state: world", "control: {rate_hz: 20}")
+    (problem,) = problems(tmp_path, text)
+    assert "pipelines.game.control: only a robot pipeline has a control loop" in problem

@@ -425,6 +425,11 @@ class Client:
         """Something to say that is harmless."""
         raise NotImplementedError
 
+    @property
+    def next_ref(self) -> str:
+        """The name that the next verb gets which may be refused."""
+        return f"verb_{self._verbs_said + 1}"
+
     def learns(self, output: Any) -> None:
         """The session has put something out."""
 

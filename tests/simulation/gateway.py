@@ -45,7 +45,7 @@ from protocol.messages import (
     encode,
 )
 from sessions import actions as core
-from sessions.actions import StageCrowded, TurnMeasured
+from sessions.actions import NotFresh, StageCrowded, TurnMeasured
 from sessions.chosen_limits import chosen
 from sessions.directory import Create, Outcome, Record, Remove, Reply, Request
 from sessions.lifecycle import State
@@ -390,6 +390,9 @@ class GatewayProcess(Process):
     def measured(self, hosted: Hosted, turn: TurnMeasured) -> None:
         """A turn has ended."""
         self.watch.measured(self, hosted, turn)
+
+    def not_fresh(self, hosted: Hosted, answered: NotFresh) -> None:
+        self.world.count(f"answered without anything fresh: {answered.reason}")
 
     def evicted(self, hosted: Hosted) -> None:
         """A session ends to make room."""

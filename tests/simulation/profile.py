@@ -11,7 +11,7 @@ from protocol.link_events import LinkSettings
 from protocol.payloads import PayloadType
 from protocol.stream import StreamLimits
 from sessions.ledger import Budget
-from sessions.pipeline import Delivery, Edge, Kind, Limits, Pipeline
+from sessions.pipeline import Control, Delivery, Edge, Kind, Limits, Pipeline
 from tests.simulation.network import Weather
 from workers.control_events import ControlLimits
 from workers.retention import RetentionLimits
@@ -318,6 +318,11 @@ def profile_of(seed: int) -> Profile:
     if kind != "request" and chosen.random() < 0.5:
         pipeline = replace(pipeline, durable=True)
         engine = replace(engine, store_full=chosen.choice([engine.store_full, 0.5]))
+    loops = random.Random(f"control {seed}")
+    if pipeline.kind is Kind.ROBOT and loops.random() < 0.8:
+        safe_action = loops.choice(["hold", "zero", "hold", None])
+        control_loop = Control(loops.choice([60.0, 1_000.0]), safe_action=safe_action)
+        pipeline = replace(pipeline, control=control_loop)
     if sick:
         engine = replace(engine, fail_close=chosen.choice([0.0, 0.3]))
     return Profile(

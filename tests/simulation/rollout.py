@@ -8,13 +8,21 @@ from protocol.errors import ErrorInfo
 from sessions.client import Answered, Refused
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
+    NEXT,
+    EmergencyStop,
+    EmergencyStopped,
     Interrupt,
+    Reason,
+    ReleaseStop,
     Reset,
     Restore,
+    SafeAction,
     StateLost,
     Step,
     StepDone,
     StepFailed,
+    StoppedBy,
+    StopReleased,
     WasReset,
     WasRestored,
 )
@@ -33,6 +41,13 @@ class Rollout(Client):
     def __init__(self, deployment: Deployment, gateway_place: str, name: str) -> None:
         super().__init__(deployment, gateway_place, name)
         self.patience *= 3
+        control = deployment.profile.pipeline.control
+        self.controlled = control.deadline_ms is not None
+        """Whether its loop has a deadline."""
+        self.deadline_ms = control.deadline_ms or 0.0
+        self.stopped = False
+        self.asked_ms: dict[str, float] = {}
+        """When it asked for steps without a number, by the ref of each that is not answered."""
         self.committed = 0
         self.lost = False
         self.restorable = False
@@ -42,6 +57,7 @@ class Rollout(Client):
         self._answers = 0
         self._last_error: ErrorInfo | None = None
         self._last_step = 0
+        self._last_ref = ""
 
     def a_patch(self) -> dict[str, Any] | None:
         """Where the state begins."""
@@ -61,15 +77,31 @@ class Rollout(Client):
                     self.verb_ms = self._verb_before_ms  # An answer again is no progress.
                 elif self.gateway is not None:
                     self.verb_ms = self.gateway.now_ms
+                self.asked_ms.pop(output.ref or "", None)
                 self._answered(output.step, output.committed_step, None)
+            case SafeAction():
+                if output.reason is Reason.STOPPED and self.gateway is not None:
+                    self.verb_ms = self.gateway.now_ms
+                self.asked_ms.pop(output.ref or "", None)
+                self._answered(output.step, output.committed_step, None)
+                if output.in_flight:
+                    self.flying.add(output.step)
+            case EmergencyStopped():
+                self.stopped = True
+            case StopReleased():
+                self.stopped = False
             case StepFailed():
+                self.asked_ms.pop(output.ref or "", None)
                 if output.ref == f"verb_{self._verbs_said}":
                     self.verb_ms = self._verb_before_ms
                 self._answered(output.step, output.committed_step, output.error)
+                if output.in_flight:
+                    self.flying.add(output.step)
             case Answered(error=error) if error is not None:
                 # It may have been a step: then that is no more in flight than before.
                 if self._last_step:
                     self.flying.discard(self._last_step)
+                self.asked_ms.pop(self._last_ref, None)
             case StateLost():
                 self.lost = True
                 self.committed = output.committed_step
@@ -92,16 +124,22 @@ class Rollout(Client):
 
     def pending(self) -> list[Any]:
         """Steps in flight."""
-        return sorted(self.flying)
+        return [*sorted(self.flying), *self.asked_ms]
 
     def busy(self) -> bool:
         """Most wait for the answer to their last step, up to a point."""
-        return bool(self.flying) and self.world.chance(0.8)
+        waits = 0.3 if self.controlled else 0.8
+        return bool(self.flying) and self.world.chance(waits)
 
     def handed_over(self, verb: Any) -> None:
         """A verb is about to reach the session."""
         self._last_step = 0
-        if isinstance(verb, Step):
+        self._last_ref = ""
+        if isinstance(verb, Step) and verb.step == NEXT:
+            assert self.gateway is not None
+            self._last_ref = self.next_ref
+            self.asked_ms[self._last_ref] = self.gateway.now_ms
+        elif isinstance(verb, Step):
             self._last_step = verb.step
             self.flying.add(verb.step)
         elif isinstance(verb, Interrupt | Reset):
@@ -116,6 +154,8 @@ class Rollout(Client):
             return
         if self.lost and world.chance(0.7):
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+            return
+        if self.controlled and self._controls():
             return
         if self.flying and world.chance(0.5):
             world.count("steps interrupted")
@@ -146,6 +186,20 @@ class Rollout(Client):
             self.say(Interrupt())
         else:
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+
+    def _controls(self) -> bool:
+        """Do what robots do: observe without a number, stop, go on."""
+        world = self.world
+        if self.stopped and world.chance(0.3):
+            self.say(ReleaseStop(world.random.choice(list(StoppedBy))))
+        elif world.chance(0.05):
+            self.interrupted = True
+            self.say(EmergencyStop(world.random.choice(list(StoppedBy))))
+        elif world.chance(0.8):
+            self._step(NEXT)
+        else:
+            return False
+        return True
 
     def _step(self, step: int) -> None:
         world = self.world

@@ -138,6 +138,11 @@ class NativeSessions:
                 if seconds is not None
             },
             priority=body.priority,
+            control={
+                name: value
+                for name, value in msgspec.structs.asdict(body.control).items()
+                if value is not None
+            },
             secret=secret,
             on_position=on_position,
         )

@@ -37,6 +37,7 @@ from protocol.native import (
     Wire,
 )
 from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded
+from sessions.steps.events import EmergencyStop
 
 ATTACH_S = 10.0
 """How long a connection may take to say what it is to be."""
@@ -231,7 +232,8 @@ class _Connection:
                 attachment.close("client")
             case Update(input=said) | Signal(signal=said):
                 for verb in verbs(self._kind, said, frame.id, frame.ref):
-                    await attachment.room()
+                    if not isinstance(verb, EmergencyStop):
+                        await attachment.room()
                     if not self._over:
                         attachment.send(verb, frame.id)
 

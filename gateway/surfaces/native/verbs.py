@@ -16,11 +16,13 @@ from protocol.native import (
     Clear,
     Commit,
     Delete,
+    EmergencyStop,
     Interrupt,
     ItemInput,
     NewItem,
     NewPart,
     NewPayload,
+    ReleaseStop,
     RequestInput,
     Reset,
     Respond,
@@ -205,6 +207,12 @@ _STEPS: dict[type, Build] = {
     Restore: lambda said, ref: steps.Restore(ref),
 }
 
+_ROBOT: dict[type, Build] = {
+    **_STEPS,
+    EmergencyStop: lambda said, ref: steps.EmergencyStop(steps.StoppedBy.CLIENT, ref),
+    ReleaseStop: lambda said, ref: steps.ReleaseStop(steps.StoppedBy.CLIENT, ref),
+}
+
 _ONE_SHOT: dict[type, Build] = {
     RequestInput: lambda said, ref: oneshot.Request(
         list(map(_payload, said.inputs)),
@@ -218,7 +226,7 @@ _ONE_SHOT: dict[type, Build] = {
 VERBS: Mapping[Kind, Mapping[type, Build]] = {
     Kind.DUPLEX: _DUPLEX,
     Kind.WORLD: _STEPS,
-    Kind.ROBOT: _STEPS,
+    Kind.ROBOT: _ROBOT,
     Kind.ONE_SHOT: _ONE_SHOT,
 }
 """What the sessions of each kind take."""

@@ -2,7 +2,8 @@
 
 Free of I/O; times are monotonic ms. Requests are answered in the order in which they came, each
 once. One step runs at a time; of the observations that wait only the newest is computed, and
-those before it are answered with its actions, said to be not fresh.
+those before it are answered with its actions, said to be not fresh. Where there is nothing
+fresh in time all of them are answered with the safe action of their session.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from protocol.errors import EngineFailed, InvalidRequest
 from protocol.openpi import from_parts, pack, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from sessions.passed_on import MAX_INPUT_BYTES
-from sessions.steps.events import Reset, Step, StepDone, StepVerb
+from sessions.steps.events import NEXT, Reason, Reset, SafeAction, Step, StepDone, StepVerb
 
 MAX_PENDING = 16
 """Requests that wait for an answer; who sends more is not read until there is room."""
@@ -74,7 +75,8 @@ class _Request:
 
 class Requests:
     """Of one connection to a session at `committed`, where step `in_flight` of an earlier
-    connection may still run: nobody waits for its answer, and ours begin after it."""
+    connection may still run: nobody waits for its answer, and ours begin after it. So it is with
+    a step of ours that has been answered before it was done."""
 
     def __init__(self, committed: int, in_flight: int | None = None) -> None:
         self.committed = committed
@@ -99,9 +101,11 @@ class Requests:
 
     def begin(self) -> StepVerb | None:
         """What is to be done next; None while something runs, or nothing waits."""
-        if self._running or self._stray is not None or not self._waiting:
+        if not self._waiting or (self._running and not self._replaceable):
             return None
         if isinstance(self._waiting[0].asked, ResetAsked):
+            if self._running:
+                return None
             self._running = [self._waiting.popleft()]
             return Reset()
         newest = self._waiting[0].asked
@@ -109,7 +113,19 @@ class Requests:
             newest = self._waiting[0].asked
             self._running.append(self._waiting.popleft())
         assert isinstance(newest, Observed)
-        return Step(self.committed + 1, newest.inputs)
+        number = self.committed + 1 if self._stray is None else NEXT
+        return Step(number, newest.inputs, since_ms=self._running[0].received_ms)
+
+    @property
+    def _replaceable(self) -> bool:
+        """Whether what was begun waits for the step of which nobody wants the answer: a newer
+        observation takes its place."""
+        return self._stray is not None and self._for_step
+
+    @property
+    def _for_step(self) -> bool:
+        """Whether what runs is a step, or waits to be one."""
+        return bool(self._running) and isinstance(self._running[-1].asked, Observed)
 
     def step_over(self, step: int, committed: int) -> bool:
         """A step has ended, well or not; whether it was one of this connection's."""
@@ -117,7 +133,7 @@ class Requests:
         if step == self._stray:
             self._stray = None
             return False
-        return bool(self._running) and isinstance(self._running[-1].asked, Observed)
+        return self._for_step
 
     def done(self, done: StepDone, state: str, now_ms: float) -> list[bytes]:
         """The answers that a step gives; `state` is the stage that keeps the policy.
@@ -139,6 +155,25 @@ class Requests:
                 said["reason"] = "superseded"
             frames.append(self._answer({**answer, "antiphon": said}, request, now_ms))
         return frames
+
+    def safe(self, given: SafeAction, now_ms: float) -> list[bytes]:
+        """The answers where there is nothing fresh. A step that is still in flight is nobody's
+        from here on."""
+        self.committed = given.committed_step
+        if given.reason is Reason.SUPERSEDED or given.step == self._stray or not self._for_step:
+            # What took its place is of the same requests; or nobody waits for this answer.
+            return []
+        if given.in_flight:
+            self._stray = given.step
+        answered, self._running = self._running, []
+        pieces = [piece for port in given.outputs.values() for piece in port]
+        step = given.step or given.committed_step
+        answer = {
+            **from_parts(pieces),
+            "policy_timing": {"infer_ms": 0.0},
+            "antiphon": {"fresh": False, "step": step, "reason": given.reason.value},
+        }
+        return [self._answer(answer, request, now_ms) for request in answered]
 
     def was_reset(self, now_ms: float) -> bytes | None:
         """The answer to a reset: a map whose `actions` are none. None: nobody asked for it."""

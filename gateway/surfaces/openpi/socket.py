@@ -21,6 +21,7 @@ from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
+from gateway.surfaces.openpi.control import chosen_control
 from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.priority import asked_priority
@@ -30,7 +31,15 @@ from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
 from protocol.openpi import pack, unpack
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.pipeline import Kind, StepRoles
-from sessions.steps.events import StepDone, StepFailed, WasReset
+from sessions.steps.events import (
+    Restore,
+    SafeAction,
+    StateLost,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +75,7 @@ class OpenPiSocket:
             priority = asked_priority(scope)
             back = returning(scope)
             resumable = wants_resume(scope)
+            control = chosen_control(scope)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="openpi", code=error.code)
@@ -84,7 +94,7 @@ class OpenPiSocket:
         try:
             if back is None:
                 secret = f"secret_{secrets.token_hex(12)}" if resumable else None
-                opening = self._open(connection, pipeline, tenant, secret, priority)
+                opening = self._open(connection, pipeline, tenant, secret, priority, control)
             else:
                 opening = self._come_back(connection, pipeline, tenant, back)
             attachment = await while_waiting(
@@ -120,13 +130,15 @@ class OpenPiSocket:
         tenant: str,
         secret: str | None,
         priority: int | None,
+        control: dict[str, Any],
     ) -> Attachment:
         attachment = await self._host.open(
             pipeline=pipeline,
             tenant=tenant,
+            priority=priority,
+            control=control,
             secret=secret,
             on_output=connection.on_output,
-            priority=priority,
         )
         said = {} if secret is None else {"secret": secret}
         try:
@@ -172,7 +184,8 @@ class OpenPiSocket:
             "resumed": False,
             **said,
         }
-        connection.begin(pipeline.name, state, pack(metadata))
+        covered = description.control.safe_action is not None
+        connection.begin(pipeline.name, state, pack(metadata), covered=covered)
 
 
 class _Connection:
@@ -190,6 +203,10 @@ class _Connection:
         self._attachment: Attachment | None = None
         self._requests = Requests(0)
         self._pipeline = self._state = ""
+        self._covered = False
+        """Whether there is a safe action where there is nothing fresh."""
+        self._restores = False
+        """Whether the state is to go on from what is stored of it."""
         self._welcomed = False
         """Whether the metadata was sent: what follows are answers."""
         self._over = False
@@ -201,9 +218,10 @@ class _Connection:
         """The session's last committed step, as far as this connection was told."""
         return self._requests.committed
 
-    def begin(self, pipeline: str, state: str, metadata: bytes) -> None:
-        """The session is there; `state` is its stage with the policy."""
-        self._pipeline, self._state = pipeline, state
+    def begin(self, pipeline: str, state: str, metadata: bytes, *, covered: bool) -> None:
+        """The session is there; `state` is its stage with the policy. If it is `covered`, it has
+        a safe action."""
+        self._pipeline, self._state, self._covered = pipeline, state, covered
         if not self._over:
             self._egress.put(metadata)
 
@@ -215,12 +233,20 @@ class _Connection:
         match output:
             case Attached(snapshot=stands):
                 self._requests = Requests(stands.committed_step, stands.in_flight)
+                self._restores = stands.lost and stands.restorable_step is not None
             case StepDone(step=step, committed_step=committed):
                 if self._requests.step_over(step, committed):
                     self._answer(output, now_ms)
             case StepFailed(step=step, committed_step=committed, error=error):
                 if self._requests.step_over(step, committed):
                     self._fail(error)
+            case SafeAction():
+                for frame in self._requests.safe(output, now_ms):
+                    self._egress.put(frame)
+            case StateLost(restorable_step=step):
+                self._restores = step is not None
+            case WasRestored(committed_step=committed):
+                self._requests.committed = committed
             case WasReset():
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
@@ -300,6 +326,10 @@ class _Connection:
             self._room.set()
         if self._over or self._attachment is None:
             return
+        if self._restores and self._covered:
+            # Robots of this protocol cannot say so; a step that is undone is told by its number.
+            self._restores = False
+            self._attachment.send(Restore())
         verb = self._requests.begin()
         if verb is not None:
             self._attachment.send(verb)

@@ -17,7 +17,7 @@ from protocol.errors import EngineFailed, InvalidRequest
 from protocol.openpi import from_parts, pack, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from sessions import passed_on
-from sessions.steps.events import Reset, Step, StepDone
+from sessions.steps.events import NEXT, Reason, Reset, SafeAction, Step, StepDone
 
 
 def observed(number: int = 0) -> Observed:
@@ -109,13 +109,69 @@ def test_a_reset_keeps_its_place_among_observations() -> None:
 def test_what_an_earlier_connection_asked_for_answers_nobody_here() -> None:
     requests = Requests(committed=4, in_flight=5)
     requests.ask(observed(), 0)
-    assert requests.begin() is None
+    # It waits for that, whatever number it gets then.
+    assert begun(requests).step == NEXT
     assert requests.was_reset(1) is None
+    assert not requests.step_over(5, 5)
+    assert requests.begin() is None
+    assert finished(requests, done(6), 1)
+    requests.ask(observed(), 2)
+    assert begun(requests).step == 7
+
+
+def safe(step: int, reason: Reason, *, in_flight: bool = False, value: float = 9.0) -> SafeAction:
+    parts = to_parts(PayloadType.ACTIONS, {"actions": np.full((2, 1), value, "<f4")})
+    return SafeAction(step, 0, reason, {"actions": parts}, in_flight)
+
+
+def answers(frames: list[bytes]) -> list[dict[str, Any]]:
+    return [unpack(frame) for frame in frames]
+
+
+def test_what_is_late_is_answered_with_the_safe_action_and_its_result_is_nobodys() -> None:
+    requests = Requests(committed=0)
+    requests.ask(observed(1), 0)
+    begun(requests)
+    (answer,) = answers(requests.safe(safe(1, Reason.LATE, in_flight=True), 50))
+    assert answer["actions"].tolist() == [[9.0], [9.0]]
+    assert answer["antiphon"] == {"fresh": False, "step": 1, "reason": "late"}
+    assert answer["policy_timing"] == {"infer_ms": 0.0}
+    # The next waits for it, and its deadline counts from when it came.
+    requests.ask(observed(2), 60)
+    verb = begun(requests)
+    assert (verb.step, verb.since_ms) == (NEXT, 60)
+    assert not requests.step_over(1, 1)
+    (answer,) = finished(requests, done(2), 90)
+    assert answer["antiphon"] == {"fresh": True, "step": 2}
+
+
+def test_a_newer_observation_takes_the_place_of_one_that_waits_and_both_are_answered() -> None:
+    requests = Requests(committed=0)
+    requests.ask(observed(1), 0)
+    begun(requests)
+    requests.safe(safe(1, Reason.LATE, in_flight=True), 50)
+    requests.ask(observed(2), 60)
+    begun(requests)
+    requests.ask(observed(3), 70)
+    verb = begun(requests)
+    # The older one must not wait longer for that.
+    assert (verb.inputs, verb.since_ms) == (observed(3).inputs, 60)
+    assert requests.safe(safe(NEXT, Reason.SUPERSEDED), 70) == []
+    assert not requests.step_over(1, 1)
+    older, newer = finished(requests, done(2), 90)
+    assert older["antiphon"]["reason"] == "superseded"
+    assert newer["antiphon"] == {"fresh": True, "step": 2}
+
+
+def test_a_safe_action_for_an_earlier_connection_is_none_of_ours() -> None:
     requests = Requests(committed=4, in_flight=5)
     requests.ask(observed(), 0)
-    assert not requests.step_over(5, 5)
-    assert begun(requests).step == 6
-    assert finished(requests, done(6), 1)
+    begun(requests)
+    assert requests.safe(safe(5, Reason.LATE, in_flight=True), 1) == []
+    assert requests.pending == 1
+    (answer,) = answers(requests.safe(safe(NEXT, Reason.LATE), 2))
+    assert answer["antiphon"]["fresh"] is False
+    assert requests.pending == 0
 
 
 def test_an_answer_without_actions_is_no_answer() -> None:

@@ -8,7 +8,7 @@ from protocol.connectors import InlineDescriptor
 from protocol.errors import EngineFailed, ErrorInfo
 from protocol.messages import Answer, Command, Fence, Open, Run, Signal, TurnEnded, TurnStatus
 from protocol.payloads import Payload, PayloadType
-from sessions.actions import Action, StageProduced, ToStage, TurnMeasured
+from sessions.actions import Action, NotFresh, StageProduced, ToStage, TurnMeasured
 from sessions.bindings import Binding
 from sessions.pipeline import Delivery, Edge, Limits, Pipeline
 from sessions.steps.events import Reset, Step, StepOutput, StepVerb
@@ -48,6 +48,7 @@ class StepHarness:
         self.outputs: list[StepOutput] = []
         self.commands: list[tuple[str, Command]] = []
         self.measured: list[TurnMeasured] = []
+        self.not_fresh: list[NotFresh] = []
         self.progressed = 0
         self._sequences: dict[tuple[str, int], int] = {}
         self.bindings: dict[str, Binding] = {}
@@ -55,7 +56,7 @@ class StepHarness:
             self.pipeline,
             self.bindings,
             emit=self.outputs.append,
-            measured=self.measured.append,
+            measured=self._measured,
             progress=self._progress,
             settings_changed=lambda: None,
             new_id=lambda prefix: prefix,
@@ -74,6 +75,12 @@ class StepHarness:
             )
             self.bindings[stage].bind()
             self.come_back(stage, told=False)
+
+    def _measured(self, action: TurnMeasured | NotFresh) -> None:
+        if isinstance(action, NotFresh):
+            self.not_fresh.append(action)
+        else:
+            self.measured.append(action)
 
     def _progress(self) -> None:
         self.progressed += 1
@@ -184,6 +191,7 @@ class StepHarness:
         self.outputs.clear()
         self.commands.clear()
         self.measured.clear()
+        self.not_fresh.clear()
         self.progressed = 0
 
     def take(self) -> list[StepOutput]:

@@ -20,6 +20,7 @@ from sessions.actions import Action, StageProduced, ToStage
 from sessions.bindings import Binding, BindingState
 from sessions.client import Refused
 from sessions.steps.events import (
+    NEXT,
     Interrupt,
     Reset,
     StateLost,
@@ -161,6 +162,8 @@ class Together:
         self.tokens = 0
         self.asked: dict[int, int] = {}
         """Answers that are owed: step -> how often it was asked since its last answer."""
+        self.next: str | None = None
+        """The last that was asked for without a number, until it is answered."""
         self.resets = 0
         self.seeds: deque[int | None] = deque()
         self.answered: dict[int, bytes] = {}
@@ -184,9 +187,13 @@ class Together:
                 assert output.step == self.steps + 1
                 state = tuple(map(int, piece.data.split(b",")))
                 assert state[:-1] == self.state
+                if self.next == f"next-{state[-1]}":
+                    self.next = None
                 self.state, self.steps = state, output.step
                 self.answered[output.step] = piece.data
             case StepFailed():
+                if output.ref == self.next:
+                    self.next = None
                 self.asked.pop(output.step, None)
                 if output.committed_step == output.step == self.steps + 1:
                     # It was committed after it had been given up: only its output is lost.
@@ -214,10 +221,20 @@ class Together:
 
     def step(self, offset: int) -> None:
         number = self.steps + 1 + offset
+        if number == NEXT:
+            return
         self.tokens += 1
         self.asked[number] = self.asked.get(number, 0) + 1
         payload = Payload(PayloadType.ACTIONS, str(self.tokens).encode())
         ask(self.machine, Step(number, [payload]), self.now_ms, self.said)
+
+    def step_after_that(self) -> None:
+        """One that waits for whatever is in flight; only the newest does."""
+        self.tokens += 1
+        ref = f"next-{self.tokens}"
+        self.next = ref
+        payload = Payload(PayloadType.ACTIONS, str(self.tokens).encode())
+        ask(self.machine, Step(NEXT, [payload], ref=ref), self.now_ms, self.said)
 
     def reset(self, seeded: bool) -> None:
         if self.resets:
@@ -299,7 +316,7 @@ plans = st.lists(
             st.tuples(st.just(name))
             for name in (
                 *("deliver_command", "deliver_report") * 3,
-                *("interrupt", "die", "come"),
+                *("interrupt", "die", "come", "step_after_that"),
             )
         ),
         st.tuples(st.just("rest")),
@@ -323,6 +340,7 @@ def test_no_step_is_lost_doubled_or_done_on_nothing_whatever_happens(
     together.rest()
     # Every step that was asked for has its answer, and every reset.
     assert together.asked == {}
+    assert together.next is None
     assert together.resets == 0
     if together.state is None:
         together.reset(False)

@@ -3,6 +3,7 @@
 from tests.simulation.invariants.answers import I7Answers
 from tests.simulation.invariants.attachments import I7Attachments
 from tests.simulation.invariants.budget import I3Budget
+from tests.simulation.invariants.control import ControlLoop
 from tests.simulation.invariants.cores import Cores
 from tests.simulation.invariants.endings import I6Cancel, ResponsesEnd
 from tests.simulation.invariants.eviction import I8Eviction
@@ -34,6 +35,7 @@ ALL = (
     I8Room,
     I10Readiness,
     I11Isolation,
+    ControlLoop,
     Cores,
     Queue,
     ResponsesEnd,

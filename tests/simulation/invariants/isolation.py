@@ -56,11 +56,15 @@ OWN_DOING = frozenset(
         "payload_too_large",
         "rate_limit_exceeded",
         "request_cancelled",
+        "deadline_missed",
+        "emergency_stopped",
         "reset_in_progress",
         "step_cancelled",
         "step_committed",
+        "step_late",
         "step_not_active",
         "step_out_of_order",
+        "superseded",
     }
 )
 """Codes that a client meets by what it says or leaves unread."""

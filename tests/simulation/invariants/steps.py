@@ -10,6 +10,7 @@ from sessions.client import Answered
 from sessions.lifecycle import CloseReason
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
+    NEXT,
     Reset,
     StateLost,
     Step,
@@ -91,7 +92,11 @@ class I5Steps(Invariant):
         if loop is None:
             return
         if isinstance(verb, Step):
-            loop.sent[verb.step].append(tuple(bytes(p.data) for p in verb.inputs))
+            data = tuple(bytes(p.data) for p in verb.inputs)
+            # Without a number it follows whatever is committed by then: the step in flight, or not.
+            ahead = (1, 2) if verb.step == NEXT else ()
+            for step in [loop.committed + more for more in ahead] or [verb.step]:
+                loop.sent[step].append(data)
         elif isinstance(verb, Reset):
             loop.seeds.append(verb.parameters.get("seed", loop.seed))
 
@@ -191,6 +196,8 @@ class I5Steps(Invariant):
 
     def _failed_step(self, client: Client, loop: _Loop, answer: StepFailed) -> None:
         code = answer.error.code
+        if answer.in_flight or code == "emergency_stopped":
+            return  # What became of it is still to come; or nothing is told while it is stopped.
         if 1 <= answer.step <= loop.committed - REMEMBERED_ANSWERS:
             self.count("steps asked for again too late")
             return
@@ -215,7 +222,8 @@ class I5Steps(Invariant):
         if answer.committed_step > loop.committed and answer.step != answer.committed_step:
             # It is committed, and something is still to come of it.
             self.check(
-                isinstance(client, Rollout) and answer.committed_step in client.flying,
+                isinstance(client, Rollout)
+                and bool(answer.committed_step in client.flying or client.asked_ms),
                 f"{answer} commits another step",
             )
         elif answer.committed_step > loop.committed and code not in REFUSED:

@@ -380,6 +380,27 @@ MUTATIONS = (
         "        else:\n",
     ),
     Mutation(
+        "what is late is given all the same",
+        "sessions/steps/machine.py",
+        "        if flight.answered:\n            return dropped(flight.verb.step)\n",
+        "",
+        seeds="169:170",
+    ),
+    Mutation(
+        "a stop lets the step in flight be answered",
+        "sessions/steps/machine.py",
+        "        self._answer_flight(Reason.STOPPED, stopped())\n",
+        "",
+        seeds="113:114",
+    ),
+    Mutation(
+        "what waits for the step in flight is forgotten",
+        "sessions/steps/machine.py",
+        "        self._go_on_resetting()\n        self._begin_waiting()\n",
+        "        self._go_on_resetting()\n",
+        seeds="55:56",
+    ),
+    Mutation(
         "a session that is freed keeps its bytes",
         "workers/control.py",
         "            self._ledger.release(name)\n",

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from protocol.device_bytes import HOST
-from protocol.errors import InvalidRequest, SessionStateLost
+from protocol.errors import DeadlineMissed, InvalidRequest, SessionStateLost
 from protocol.openpi import from_parts, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
@@ -267,3 +267,18 @@ def test_the_registered_policy_is_found() -> None:
 
 def test_a_policy_of_tests_is_one() -> None:
     assert isinstance(VlaEngine.create(VlaOptions(policy=COUNTING)).policy, Counting)
+
+
+async def test_what_has_waited_too_long_is_not_computed() -> None:
+    async with loaded() as (engine, policy):
+        one, other = opened(engine), opened(engine)
+        busy = asyncio.create_task(step(one, {"prompt": "wait"}))
+        await asyncio.to_thread(policy.begun.wait, 30)
+        # It is told at once, and not when the policy has time for it.
+        with pytest.raises(DeadlineMissed):
+            await step(other, {"prompt": "go"}, stale_ms=1)
+        policy.gate.set()
+        await busy
+        answer, _ = await step(other, {"prompt": "go"}, stale_ms=60_000)
+        assert answer["actions"][0, 0] == 1
+        assert policy.batches == [["wait"], ["go"]]

@@ -23,6 +23,7 @@ from tests.workers.vla.torch_policies import (
     Drawing,
     Steering,
 )
+from workers.engines.vla.engine import StepParameters
 from workers.engines.vla.policy import Batch
 from workers.engines.vla.torch_policy import GENERATOR, TorchOptions
 
@@ -159,7 +160,7 @@ async def test_a_step_that_is_not_committed_draws_nothing() -> None:
         before, _ = await step(session, sensed(0.0))
         state = engine.initial_state({})
         for _ in range(2):
-            await engine.infer(session, sensed(0.0), state, None)
+            await engine.infer(session, sensed(0.0), state, StepParameters())
         session.signal("reset", {})
         again, _ = await step(session, sensed(0.0))
         assert again["actions"].tobytes() == before["actions"].tobytes()

@@ -21,7 +21,7 @@ import pydantic
 
 from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
-from protocol.errors import InvalidRequest
+from protocol.errors import DeadlineMissed, InvalidRequest
 from protocol.messages import RESET
 from protocol.openpi import Joined, pack, to_parts
 from protocol.payloads import PayloadType
@@ -78,6 +78,8 @@ class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     deadline_ms: float | None = None
     """Within what time its answer is wanted: the order of those that wait, no more."""
+    stale_ms: float | None = None
+    """Where it has not begun within that time it is not computed: the session's deadline."""
 
 
 @dataclass(frozen=True)
@@ -183,32 +185,47 @@ class VlaEngine(Engine):
         session: Hashable,
         observation: dict[Any, Any],
         state: State,
-        deadline_ms: float | None,
+        wanted: StepParameters,
     ) -> Outcome:
         """The policy's answer, after those it has to wait for. Cancelled it waits no more.
 
-        Raises what the policy raised.
+        Raises what the policy raised, and DeadlineMissed where it was not begun in time.
         """
+        loop = asyncio.get_running_loop()
         now_ms = self._now_ms()
-        within_ms = UNHURRIED_MS if deadline_ms is None else deadline_ms
+        within_ms = UNHURRIED_MS if wanted.deadline_ms is None else wanted.deadline_ms
         waiting = Waiting(
             session, observation, state, signature(observation), now_ms, now_ms + within_ms
         )
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        look: asyncio.TimerHandle | None = None
+        if wanted.stale_ms is not None:
+            waiting.stale_ms = now_ms + wanted.stale_ms
+            look = loop.call_at(waiting.stale_ms / 1000.0, self._drop_stale)
+        answer: asyncio.Future[Outcome] = loop.create_future()
         self._answers[waiting] = answer
         self._gathering.add(waiting)
         self._go_on()
         try:
             outcome = await answer
         finally:
+            if look is not None:
+                look.cancel()
             self._answers.pop(waiting, None)
             self._gathering.remove(waiting)
         if outcome.error is not None:
             raise outcome.error
         return outcome
 
+    def _drop_stale(self) -> None:
+        """What came too late to be of use is told so, and not computed."""
+        for waiting in self._gathering.stale(self._now_ms()):
+            answer = self._answers.get(waiting)
+            if answer is not None and not answer.done():
+                answer.set_exception(DeadlineMissed("it was not begun within its deadline"))
+
     def _go_on(self) -> None:
         """Hand the next batch to the policy, if both are ready, or look again when it is."""
+        self._drop_stale()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -262,7 +279,7 @@ class RobotSession(ParkableSession):
         async for payload in turn.inputs:
             joined.add(payload)
         observation = joined.members()
-        outcome = await self._engine.infer(self, observation, self._state, wanted.deadline_ms)
+        outcome = await self._engine.infer(self, observation, self._state, wanted)
         for part in to_parts(PayloadType.ACTIONS, outcome.answer):
             await turn.room()
             if part.attributes.get("key") == "actions":
@@ -322,6 +339,8 @@ def _parameters(given: dict[str, Any]) -> StepParameters:
         wanted = msgspec.convert(given, StepParameters)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), field="parameters") from None
-    if wanted.deadline_ms is not None and not 0 <= wanted.deadline_ms < math.inf:
-        raise InvalidRequest("a deadline is 0 ms or more", field="parameters.deadline_ms")
+    for name in ("deadline_ms", "stale_ms"):
+        within_ms = getattr(wanted, name)
+        if within_ms is not None and not 0 <= within_ms < math.inf:
+            raise InvalidRequest("a time is 0 ms or more", field=f"parameters.{name}")
     return wanted

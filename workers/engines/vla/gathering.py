@@ -5,6 +5,7 @@ A plain state machine: no clock, no thread. Times are monotonic ms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ class Waiting:
     kind: Hashable
     arrived_ms: float
     deadline_ms: float
+    stale_ms: float = math.inf
+    """From when on nobody wants it computed any more."""
 
 
 class Gathering:
@@ -108,6 +111,13 @@ class Gathering:
             if one.arrived_ms <= latest_ms < due_ms:
                 due_ms = latest_ms
         return due_ms
+
+    def stale(self, now_ms: float) -> list[Waiting]:
+        """Those that have waited too long to be of use; they wait no more."""
+        gone = [one for one in self._waiting if one.stale_ms <= now_ms]
+        if gone:
+            self._waiting = [one for one in self._waiting if one.stale_ms > now_ms]
+        return gone
 
     def take(self) -> list[Waiting]:
         """The next batch: the one with the earliest deadline and those that go with it, in the
