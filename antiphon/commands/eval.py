@@ -163,6 +163,10 @@ def run(arguments: argparse.Namespace) -> int:
         if len(wanted) > 1:
             raise InvalidRequest("--record is for one condition", field="record")
         order.record.mkdir(parents=True, exist_ok=True)
+    for folder in (arguments.plots, arguments.out and arguments.out.parent):
+        # It would be a pity to find out afterwards.
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     evaluation = Evaluation(order)
     disturbance = Disturbance()
     asyncio.run(evaluation.run(wanted, _Progress(wanted)))

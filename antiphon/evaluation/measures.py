@@ -6,7 +6,8 @@ step_time_ms    observation sent -> actions received, what is injected on the wa
 jitter_ms       how much each period between two steps was off: the absolute deviation
 misses          steps without a fresh action: there was none, or it was no answer of the policy
                 to what the robot saw (`antiphon.fresh` is false)
-chunks          answers of the policy; `unused` came when the episode was over
+chunks          fresh answers; of all answers `unused` came when the episode was over
+not_fresh       answers that are not fresh, by the reason that the gateway gave
 clock           steps taken / (rate x wall time x slow motion), of each robot over all its
                 episodes: the world went on as it should if that is 1
 """
@@ -14,6 +15,7 @@ clock           steps taken / (rate x wall time x slow motion), of each robot ov
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +70,7 @@ def task_figures(task: str, episodes: Sequence[dict[str, Any]]) -> dict[str, Any
         "misses": misses,
         "miss_share": misses / steps if steps else 0.0,
         "chunks": sum(episode["fresh"] for episode in episodes),
-        "answers": sum(episode["answers"] for episode in episodes),
+        "not_fresh": sum((Counter(episode["not_fresh"]) for episode in episodes), Counter()),
         "unused": sum(episode["unused"] for episode in episodes),
     }
 

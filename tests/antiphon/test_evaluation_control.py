@@ -104,7 +104,7 @@ def test_what_is_not_fresh_is_played_and_told(
 ) -> None:
     control = way(None, None)
     control.asked(0)
-    control.answered(chunk(7), 0, False)
-    action, fresh = control.action(0)
+    control.answered(chunk(7), 6, False)
+    action, fresh = control.action(6)
     assert action is not None
     assert (action[0], fresh) == (7, False)

@@ -23,7 +23,7 @@ def episode(succeeded: bool | None = True, **more: Any) -> dict[str, Any]:
         "elapsed_s": 0.5,
         "period_s": 0.05,
         "misses": 1,
-        "answers": 3,
+        "not_fresh": {"late": 1},
         "fresh": 2,
         "unused": 1,
         "took_ms": [1.0, 2.0, 3.0],
@@ -57,7 +57,7 @@ def test_the_figures_of_a_task_are_those_of_all_its_episodes() -> None:
     assert figures["success"] == pytest.approx(2 / 3)
     assert figures["success_95"] == wilson(2, 3)
     assert (figures["steps"], figures["misses"], figures["miss_share"]) == (30, 3, 0.1)
-    assert (figures["chunks"], figures["answers"], figures["unused"]) == (6, 9, 3)
+    assert (figures["chunks"], figures["unused"], figures["not_fresh"]) == (6, 3, {"late": 3})
     assert figures["step_time_ms"]["p50"] == 2.0
     assert figures["jitter_ms"]["max"] == 2.0
 

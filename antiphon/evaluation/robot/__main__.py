@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
@@ -112,6 +113,7 @@ class Episode:
         self._asked_step = 0
         self._took_ms: list[float] = []
         self._fresh = self._unused = self._misses = 0
+        self._not_fresh: Counter[str] = Counter()
         self._ticks_s: list[float] = []
 
     def play(self, period_s: float) -> None:
@@ -157,8 +159,12 @@ class Episode:
 
     def _heard(self, answered: Answered, step: int) -> None:
         said = answered.answer
-        fresh = bool(said.get("antiphon", {}).get("fresh", True))
-        self._fresh += fresh
+        about = said.get("antiphon", {})
+        fresh = bool(about.get("fresh", True))
+        if fresh:
+            self._fresh += 1
+        else:
+            self._not_fresh[str(about.get("reason"))] += 1
         self._took_ms.append(answered.took_s * 1000.0)
         self._control.answered(said["actions"], step, fresh)
         if self.records:
@@ -174,8 +180,8 @@ class Episode:
             "elapsed_s": self._ticks_s[-1] - self._ticks_s[0],
             "period_s": self._period_s,
             "misses": self._misses,
-            "answers": len(self._took_ms),
             "fresh": self._fresh,
+            "not_fresh": self._not_fresh,
             "unused": self._unused,
             "took_ms": [round(each, 3) for each in self._took_ms],
             "late_ms": [round(each, 3) for each in (intervals_s - self._period_s) * 1000.0],

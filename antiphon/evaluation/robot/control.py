@@ -148,10 +148,10 @@ class RealTimeChunking(Chunks):
         return self._playing.actions[begin : begin + length]
 
     def answered(self, chunk: Actions, step: int, fresh: bool) -> None:
-        """Go on in the new chunk where this step is."""
+        """Go on in the new chunk where this step is; what is not fresh is of no step."""
         assert self._asked is not None, "an answer that nobody asked for"
         self._delays.append(step - self._asked)
-        self._playing = Playing(chunk[: self._most], self._asked, fresh)
+        self._playing = Playing(chunk[: self._most], self._asked if fresh else step, fresh)
         self._asked = None
 
 
