@@ -22,7 +22,7 @@ from antiphon.machine import Disturbance
 from protocol.errors import InvalidRequest
 from protocol.exit_status import ExitStatus
 
-PYTHON = Path(".venv-robots/bin/python")
+PYTHON = Path(".venv-openpi/bin/python")
 FIRST_SEED = 1_000_000
 """Far from where trainings begin to count."""
 
@@ -79,7 +79,14 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of the world in one second of the wall clock (default: 1)",
     )
     swept = parser.add_argument_group("conditions (lists)")
-    swept.add_argument("--control", type=_list(_one_of(CONTROLS)), default=CONTROLS[:1])
+    swept.add_argument(
+        "--control",
+        type=_list(_control),
+        default=CONTROLS[:1],
+        metavar="WAY[:N]",
+        help=f"{', '.join(CONTROLS)}; with N that many actions of each chunk are played "
+        "(default: one in synchronous control, else all)",
+    )
     swept.add_argument("--robots", type=_list(_whole(1)), default=(1,), help="how many at once")
     milliseconds = _list(_number(0.0, 60_000.0, least=True))
     swept.add_argument(
@@ -102,12 +109,6 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
         help="seen (default), blank, or frozen at an episode's first",
     )
     control = parser.add_argument_group("how chunks are played")
-    control.add_argument(
-        "--actions",
-        type=_whole(1),
-        metavar="N",
-        help="of a chunk (default: 1 in synchronous control, else all)",
-    )
     control.add_argument(
         "--ask-ahead",
         type=_whole(0),
@@ -202,7 +203,6 @@ def _order(arguments: argparse.Namespace) -> Order:
         episodes=arguments.episodes,
         seed=arguments.seed,
         slow_motion=arguments.slow_motion,
-        actions=arguments.actions,
         ask_ahead=arguments.ask_ahead,
         while_waiting=arguments.while_waiting,
         loss_ms=arguments.loss_ms,
@@ -252,6 +252,12 @@ def _number(low: float, high: float, *, least: bool = False) -> Callable[[str], 
         return value
 
     return number
+
+
+def _control(text: str) -> str:
+    way, colon, actions = text.partition(":")
+    _one_of(CONTROLS)(way)
+    return f"{way}:{_whole(1)(actions)}" if colon else way
 
 
 def _one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -14,8 +14,9 @@ IMAGES = ("seen", "blank", "frozen")
 
 @dataclass(frozen=True)
 class Condition:
-    """Under what episodes are played. `robot/asking.py` defines latency, jitter and loss,
-    `robot/sensing.py` what is done to images."""
+    """Under what episodes are played. `control` is one of CONTROLS, and behind a colon how many
+    actions of a chunk are played, if it is not as many as usual. `robot/asking.py` defines
+    latency, jitter and loss, `robot/sensing.py` what is done to images."""
 
     control: str = CONTROLS[0]
     robots: int = 1
@@ -23,6 +24,17 @@ class Condition:
     jitter_ms: float = 0.0
     loss: float = 0.0
     images: str = IMAGES[0]
+
+    @property
+    def way(self) -> str:
+        """The way of playing chunks."""
+        return self.control.partition(":")[0]
+
+    @property
+    def actions(self) -> int | None:
+        """How many actions of a chunk are played; None: as many as usual."""
+        number = self.control.partition(":")[2]
+        return int(number) if number else None
 
     def __str__(self) -> str:
         robots = "1 robot" if self.robots == 1 else f"{self.robots} robots"
@@ -65,7 +77,6 @@ class Order:
     episodes: int
     seed: int
     slow_motion: float
-    actions: int | None
     ask_ahead: int | None
     while_waiting: str
     loss_ms: float
@@ -89,8 +100,8 @@ class Order:
             "key": self.key,
             "robot": index,
             "seed": self.seed,
-            "control": condition.control,
-            "actions": self.actions,
+            "control": condition.way,
+            "actions": condition.actions,
             "ask_ahead": self.ask_ahead,
             "while_waiting": self.while_waiting,
             "images": condition.images,

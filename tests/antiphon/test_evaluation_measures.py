@@ -90,6 +90,11 @@ def test_conditions_are_all_combinations() -> None:
     assert str(made[-1]) == "chunked, 2 robots, latency 100 ms"
 
 
+def test_a_control_may_say_how_many_actions_are_played() -> None:
+    assert (Condition("chunked:4").way, Condition("chunked:4").actions) == ("chunked", 4)
+    assert (Condition("chunked").way, Condition("chunked").actions) == ("chunked", None)
+
+
 def result(control: str, latency_ms: float) -> dict[str, Any]:
     return {
         "control": control,

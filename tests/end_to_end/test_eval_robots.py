@@ -112,7 +112,8 @@ def test_who_looks_arrives_and_who_does_not_fails(served: Deployment) -> None:
 
 def test_latency_hurts_synchronous_control(served: Deployment, tmp_path: Path) -> None:
     said = report(
-        served, *("--latency", "0,300", "--episodes", "2", "--slow-motion", "0.5"),
+        served, *("--control", "synchronous:2", "--latency", "0,300"),
+        *("--episodes", "2", "--slow-motion", "0.5"),
         *("--tasks", "near", "--plots", str(tmp_path)),
     )  # fmt: skip
     quick, slow = said["results"]
