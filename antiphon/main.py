@@ -14,6 +14,7 @@ from protocol.exit_status import ExitStatus
 COMMANDS = {
     "serve": "run a gateway and the workers that a config names",
     "talk": "speak to a running gateway and hear the answer",
+    "eval": "judge a policy in closed loop, through a running gateway",
     "sessions": "list, show, park and end the sessions of a running gateway",
     "ledger": "show the bytes that the workers of a running gateway have reserved",
     "models": "list, fetch and verify model files",
@@ -29,8 +30,8 @@ start with:
   antiphon talk --url http://127.0.0.1:8080 --in question.wav --out answer.wav
 
 environment:
-  ANTIPHON_PORT        port that serve listens on, and talk, sessions and ledger ask
-  ANTIPHON_KEY         key that talk sends
+  ANTIPHON_PORT        port that serve listens on, and talk, eval, sessions and ledger ask
+  ANTIPHON_KEY         key that talk and eval send
   ANTIPHON_ADMIN_KEY   key that sessions and ledger send
   ANTIPHON_CACHE       folder of joined model files (default: ~/.cache/antiphon/models)
   ANTIPHON_LOG_FORMAT  text or json (default: text on a terminal)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.commands import eval as eval_command
 from antiphon.commands import talk
 from antiphon.main import EPILOG
 from protocol.config import read_config
@@ -69,6 +70,16 @@ def test_the_options_of_talk_are_those_that_are_explained() -> None:
     talk.add_arguments(parser)
     options = {option for action in parser._actions for option in action.option_strings}
     explained = re.findall(r"^\| `(--[a-z-]+)", (ROOT / "docs" / "talk.md").read_text(), re.M)
+    assert sorted(explained) == sorted(options)
+
+
+def test_the_options_of_eval_robots_are_those_that_are_explained() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    eval_command.add_robots_arguments(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    page = (ROOT / "docs" / "evaluating-robots.md").read_text()
+    table = re.findall(r"^\| (`--.*?) \|", page[page.index("## Options") :], re.MULTILINE)
+    explained = re.findall(r"`(--[a-z-]+)", " ".join(table))
     assert sorted(explained) == sorted(options)
 
 

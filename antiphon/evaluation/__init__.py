@@ -1,0 +1,1 @@
+"""Policies judged in closed loop, against a gateway that runs."""
