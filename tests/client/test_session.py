@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ async def test_a_connection_that_breaks_loses_and_repeats_nothing(after_bytes: i
 
 async def test_a_command_that_was_under_way_is_carried_out_once() -> None:
     async with real_gateway() as it, relay(it.port) as line:
-        async with await Gateway(line.url).open() as talk:
+        talk = await Gateway(line.url).open()
+        async with talk:
             line.partition()
             answers = [
                 await talk.submit({"type": "settings", "settings": {"instructions": text}})
@@ -112,20 +114,20 @@ async def test_a_slow_reader_paces_the_gateway_and_gets_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session, "QUEUE_OUTPUTS", 4)
-    async with real_gateway() as it:
-        async with await Gateway(it.http).open() as talk:
-            async with stream(it.stream(talk.id), role="observer") as observer:
-                await observer.until("attached")
-                asking = asyncio.create_task(asked(talk))
-                await observer.until("response_done")
-            assert talk.unread == 4
-            assert await heard(talk) == ("".join(SENTENCES), ALL_AUDIO)
-            await asking
+    async with real_gateway() as it, await Gateway(it.http).open() as talk:
+        async with stream(it.stream(talk.id), role="observer") as observer:
+            await observer.until("attached")
+            asking = asyncio.create_task(asked(talk))
+            await observer.until("response_done")
+        assert talk.unread == 4
+        assert await heard(talk) == ("".join(SENTENCES), ALL_AUDIO)
+        await asking
 
 
 async def test_what_the_gateway_could_not_keep_is_raised_and_the_session_goes_on() -> None:
     async with real_gateway(replay_bytes=4_096) as it, relay(it.port) as line:
-        async with await Gateway(line.url).open() as talk:
+        talk = await Gateway(line.url).open()
+        async with talk:
             it.think.may_go_on.clear()
             await asked(talk)
             await told(talk, "text_delta")
@@ -202,4 +204,4 @@ async def until_waiting(it: RealGateway, count: int) -> None:
     """Wait until so many opens wait for a place."""
     async with asyncio.timeout(WAIT_S):
         while len(it.host.waiting()) != count:
-            await asyncio.sleep(0.005)
+            await asyncio.to_thread(time.sleep, 0.001)

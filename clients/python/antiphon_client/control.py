@@ -113,6 +113,21 @@ class Counts:
     """Safe actions, by reason."""
 
 
+class Pace:
+    """Ticks that are a period apart. Those that were missed are not made up for."""
+
+    def __init__(self, period_ms: float) -> None:
+        self._period_ms = period_ms
+        self._next_ms: float | None = None
+
+    def wait_ms(self, now_ms: float) -> float:
+        """A tick is over: how long until the next one."""
+        if self._next_ms is None or self._next_ms + self._period_ms <= now_ms:
+            self._next_ms = now_ms
+        self._next_ms += self._period_ms
+        return self._next_ms - now_ms
+
+
 @dataclass(frozen=True)
 class _Observed:
     tick: int

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from antiphon_client.control import Action, ControlMachine, ControlOptions, Counts, Source
+from antiphon_client.control import Action, ControlMachine, ControlOptions, Counts, Pace, Source
 from antiphon_client.errors import AntiphonError, NoAnswer, error_of
 from antiphon_client.session import OPEN_TIMEOUT_S, Gateway, Session
 from antiphon_client.stream import Attached, Lost, Output, Token
@@ -36,7 +36,7 @@ class AsyncRobotLoop:
         self._machine = ControlMachine(options)
         self._changed = asyncio.Event()
         self._reset_over: asyncio.Future[None] | None = None
-        self._next_s: float | None = None
+        self._pace = Pace(options.period_ms)
         self._reading = asyncio.create_task(self._read(), name=f"robot {session.id}")
 
     @classmethod
@@ -75,6 +75,11 @@ class AsyncRobotLoop:
         return self._machine.counts
 
     @property
+    def committed_step(self) -> int:
+        """How many observations the policy has taken since the session began, or was reset."""
+        return self._machine.steps.committed
+
+    @property
     def stopped(self) -> str | None:
         """Why the robot is stopped, None: it is not."""
         return self._machine.stopped
@@ -105,6 +110,9 @@ class AsyncRobotLoop:
         machine.connected = self._session.connected
         machine.begin(observation, _now_ms())
         self._ask()
+        await asyncio.sleep(
+            0
+        )  # What there is to send goes out, and who does not pace starves none.
         while not machine.decided(now_ms := _now_ms()) and now_ms < machine.deadline_ms:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -115,12 +123,7 @@ class AsyncRobotLoop:
 
     async def pace(self) -> None:
         """Sleep until the next tick is due: ticks are a period apart, and none is made up for."""
-        period_s = self.options.period_ms / 1000.0
-        now_s = time.monotonic()
-        if self._next_s is None or self._next_s + period_s <= now_s:
-            self._next_s = now_s
-        self._next_s += period_s
-        await asyncio.sleep(self._next_s - now_s)
+        await asyncio.sleep(self._pace.wait_ms(_now_ms()) / 1000.0)
 
     async def reset(
         self, parameters: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0
@@ -245,7 +248,7 @@ class RobotLoop:
         self._options = options
         self._stop = threading.Event()
         self._last: Action | None = None
-        self._stuck = 0
+        self._pace = Pace(options.period_ms)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="robot", daemon=True)
         self._thread.start()
@@ -333,7 +336,7 @@ class RobotLoop:
 
     def pace(self) -> None:
         """Sleep until the next tick is due; as `AsyncRobotLoop.pace`."""
-        self._run(self._robot.pace())
+        time.sleep(self._pace.wait_ms(_now_ms()) / 1000.0)
 
     def reset(self, parameters: Mapping[str, Any] | None = None) -> None:
         """Begin anew; as `AsyncRobotLoop.reset`."""
