@@ -60,6 +60,18 @@ class Robot:
         outputs = {"actions": received(to_payloads("actions", {"actions": chunk}))}
         self.tell("step_done", step=step, committed_step=step, outputs=outputs, **fields)
 
+    def give_safely(self, reason: str, step: int, in_flight: bool = False) -> None:
+        """The gateway gives its safe action."""
+        outputs = {"actions": received(to_payloads("actions", {"actions": np.array([[9.0]])}))}
+        self.tell(
+            "safe_action",
+            step=step,
+            committed_step=self.machine.steps.committed,
+            reason=reason,
+            outputs=outputs,
+            in_flight=in_flight,
+        )
+
     def fail(self, code: str, committed_step: int) -> None:
         """The gateway says that the step has no answer."""
         error = {"code": code, "kind": "server", "message": "no"}
@@ -165,39 +177,116 @@ def test_actions_of_an_old_observation_are_not_taken() -> None:
 def test_the_gateways_safe_action_is_taken_where_the_policy_gave_none() -> None:
     robot = Robot()
     robot.begin()
-    robot.answer(fresh=False, reason="late")
+    robot.give_safely("failed", step=robot.done())
     action = robot.act()
-    assert (action.source, action.reason, action.values.tolist()) == (Source.GATEWAY, "late", [1])
+    assert (action.source, action.reason, action.values.tolist()) == (Source.GATEWAY, "failed", [9])
     robot.begin()
     robot.answer()
     assert is_tick(robot.act())
     robot.begin()
-    robot.answer(fresh=False, reason="late")
+    robot.give_safely("failed", step=robot.done())
     assert is_tick(robot.act()), "a plan that goes on is better"
+
+
+def test_a_step_that_goes_on_behind_its_safe_action_is_waited_for() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.give_safely("late", step=1, in_flight=True)
+    assert robot.act().source is Source.GATEWAY
+    assert safe_for(robot.turn(), "not_started")
+    assert robot.machine.steps.in_flight == 1
+    robot.fail("step_late", committed_step=1)
+    assert robot.machine.error is None
+    assert robot.asked is not None
+    assert (robot.asked["step"], robot.observed) == (2, 2)
+    robot.answer()
+    assert is_tick(robot.act())
 
 
 def test_a_stop_outranks_everything_until_a_release() -> None:
     robot = Robot()
     robot.begin()
     robot.answer()
-    robot.machine.stop("stopped")
+    robot.machine.stop()
     assert safe_for(robot.act(), "stopped")
+    robot.begin()
+    assert robot.asked is not None, "who asks is there"
+    robot.answer()
+    assert safe_for(robot.act(), "stopped")
+    robot.machine.begin_reset()
     assert safe_for(robot.turn(), "stopped")
-    robot.turn()
-    assert robot.asked is None, "nothing is asked while it is stopped"
-    robot.machine.release()
+    robot.tell("was_reset", committed_step=0)
     robot.begin()
     assert not robot.machine.decided(robot.now_ms)
     robot.answer()
     assert is_tick(robot.act())
 
 
+def test_what_the_gateway_gives_it_does_not_hold_back() -> None:
+    robot = Robot()
+    robot.attach(stopped=True)
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+
+
+def test_an_operators_stop_outlives_a_reset() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.answer()
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.act(), "stopped")
+    robot.machine.begin_reset()
+    robot.tell("was_reset", committed_step=0)
+    assert safe_for(robot.turn(), "stopped")
+    robot.done()
+    robot.machine.refused(ServerFailed("no", code="emergency_stopped"))
+    robot.tell("stop_released")
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+
+
+def test_a_stop_that_two_have_asked_for_outlives_what_one_of_them_does() -> None:
+    robot = Robot()
+    robot.machine.stop()
+    robot.tell("emergency_stopped", by="client")
+    robot.machine.begin_reset()
+    robot.tell("was_reset", committed_step=0)
+    assert not robot.machine.stopped, "as far as is known"
+    robot.begin()
+    robot.give_safely("stopped", step=robot.done())
+    assert robot.machine.stopped
+    assert safe_for(robot.act(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_a_release_from_before_a_stop_does_not_end_it() -> None:
+    robot = Robot()
+    robot.tell("emergency_stopped", by="operator")
+    robot.machine.stop()
+    robot.tell("stop_released")
+    assert safe_for(robot.turn(), "stopped")
+    robot.machine.stop_known()
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_who_comes_back_is_told_whether_it_is_stopped() -> None:
+    robot = Robot()
+    robot.attach(stopped=True)
+    assert safe_for(robot.turn(), "stopped")
+    robot.attach(stopped=False)
+    assert not robot.machine.stopped
+
+
 def test_an_answer_from_before_a_stop_is_not_played_after_the_release() -> None:
     robot = Robot()
     robot.turn()
-    robot.machine.stop("stopped")
+    robot.tell("emergency_stopped", by="operator")
     robot.turn()
-    robot.machine.release()
+    robot.tell("stop_released")
     robot.answer()
     assert not robot.turn().fresh
 

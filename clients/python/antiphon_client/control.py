@@ -151,12 +151,18 @@ class ControlMachine:
         self.connected = False
         """Whether there is a connection. Without one what is planned is executed while it is
         young enough."""
-        self.stopped: str | None = None
-        """Why nothing but the safe action is taken until a release."""
         self.error: AntiphonError | None = None
         """Why the policy gave no answer last; None once it has given one."""
         self.over: AntiphonError | None = None
         """Why no answer will ever come."""
+        self._halted = False
+        """Whether it was stopped from here."""
+        self._halt_known = False
+        """Whether the gateway has answered to that."""
+        self._held = False
+        """Whether the gateway holds the session still, whoever asked for it."""
+        self._held_by_client = False
+        """Whether a reset ends that, which the gateway tells behind the reset."""
         self._tick = 0
         self._began_ms = 0.0
         self._observed: _Observed | None = None
@@ -166,6 +172,11 @@ class ControlMachine:
         self._from_gateway: tuple[int, Vector, str] | None = None
         self._delays: deque[int] = deque(maxlen=LATENCIES)
         self._last: Vector | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing but the safe action is taken: an emergency stop."""
+        return self._halted or self._held
 
     # Ticks
 
@@ -184,7 +195,7 @@ class ControlMachine:
 
     def decided(self, now_ms: float) -> bool:
         """Whether there is no use in waiting longer for this tick's action."""
-        if self.stopped is not None or self.over is not None or not self.connected:
+        if self.stopped or self.over is not None or not self.connected:
             return True
         return self._planned(now_ms) is not None or self._safe_from_gateway() is not None
 
@@ -202,8 +213,8 @@ class ControlMachine:
         return action
 
     def _action(self, now_ms: float) -> Action:
-        if self.stopped is not None:
-            return self._watchdog(self.stopped)
+        if self.stopped:
+            return self._watchdog("stopped")
         planned = self._planned(now_ms)
         if planned is not None:
             age_ms = now_ms - planned.observed_ms
@@ -270,8 +281,6 @@ class ControlMachine:
 
     def _waits(self) -> bool:
         """Whether the plan is to be executed further before the policy is asked again."""
-        if self.stopped is not None:
-            return True
         if self._asked_tick is None or self._tick not in self._plan:
             return False
         return self._tick - self._asked_tick < self.options.execute
@@ -295,16 +304,22 @@ class ControlMachine:
                 self._answered(fields, now_ms)
             case "step_failed" if ended:
                 self._failed(error_of(fields["error"]))
+            case "safe_action":
+                self._safe(fields, over=ended)
             case "was_reset":
+                self._halted = False
+                self._held = self._held and not self._held_by_client
                 self._begin_anew()
+            case "emergency_stopped":
+                self._hold(by_client=fields["by"] == "client")
+            case "stop_released":
+                self._release()
 
     def _answered(self, fields: Mapping[str, Any], now_ms: float) -> None:
         asked, self._asked = self._asked, None
         chunk = from_payloads(fields["outputs"]["actions"])["actions"]
-        if asked is None:
-            return
-        if not fields.get("fresh", True):
-            self._from_gateway = (self._tick, chunk[0], str(fields.get("reason")))
+        self._held = False  # Who is held still gives nothing.
+        if asked is None or self.stopped:
             return
         self.error = None
         self.counts.answered += 1
@@ -318,9 +333,19 @@ class ControlMachine:
             if asked.tick + index >= self._tick
         }
 
+    def _safe(self, fields: Mapping[str, Any], *, over: bool) -> None:
+        """The gateway gives its safe action; if the step is not `over`, its own is not given."""
+        if over:
+            self._asked = None
+        actions = from_payloads(fields["outputs"]["actions"])["actions"]
+        self._from_gateway = (self._tick, actions[0], str(fields["reason"]))
+        if fields["reason"] == "stopped" and not self.stopped:
+            self._hold()  # An operator has joined in a stop that a reset has ended.
+
     def _failed(self, error: AntiphonError) -> None:
         self._asked = None
-        self.error = error
+        # What was late has been answered with a safe action, and was no fault of the policy.
+        self.error = None if error.code == "step_late" else error
 
     def begin_reset(self) -> None:
         """A reset was asked for: nothing is asked of the policy, and nothing of it is done, until
@@ -337,11 +362,17 @@ class ControlMachine:
         """The step that was asked for was not taken up."""
         self.steps.not_taken()
         self._failed(error)
+        if error.code == "emergency_stopped" and not self.stopped:
+            self._hold()
 
     def attached(self, fields: Mapping[str, Any]) -> None:
         """There is a connection, the first one or another."""
         self.connected = True
         self.steps.attached(fields["snapshot"])
+        if fields["snapshot"].get("stopped", False):
+            self._hold()
+        elif self._held:
+            self._release()
 
     def outputs_lost(self) -> None:
         """Some of what the session said will never come."""
@@ -355,13 +386,23 @@ class ControlMachine:
 
     # Emergency stop
 
-    def stop(self, reason: str) -> None:
-        """From now on, and until a release, every action is the safe one."""
-        self.stopped = reason
+    def stop(self) -> None:
+        """From now on, and until a reset, every action is the safe one."""
+        self._halted, self._halt_known = True, False
         self._plan.clear()
 
-    def release(self) -> None:
-        """The robot may move again, by actions that the policy gives from now on."""
-        self.stopped = None
+    def stop_known(self) -> None:
+        """The gateway has answered to the stop: a release that it tells of from now on is one of
+        this stop."""
+        self._halt_known = True
+
+    def _hold(self, *, by_client: bool = False) -> None:
+        self._held, self._held_by_client = True, by_client
         self._plan.clear()
-        self._asked = self._observed = None
+
+    def _release(self) -> None:
+        """Nothing that was planned or asked before is done."""
+        self._held = False
+        if self._halt_known:
+            self._halted = False
+        self._begin_anew()

@@ -51,7 +51,11 @@ class AsyncRobotLoop:
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Self:
         """A loop on a new session of the robot pipeline `model`. Raises as `Gateway.open`."""
-        session = await gateway.open(model, settings=settings, limits=limits, timeout_s=timeout_s)
+        # What comes later than this is of no use here, and is not to be computed.
+        control = {"deadline_ms": options.max_age_ms, "rate_hz": options.rate_hz}
+        session = await gateway.open(
+            model, settings=settings, limits=limits, control=control, timeout_s=timeout_s
+        )
         return cls(gateway, session, options)
 
     @classmethod
@@ -80,8 +84,8 @@ class AsyncRobotLoop:
         return self._machine.steps.committed
 
     @property
-    def stopped(self) -> str | None:
-        """Why the robot is stopped, None: it is not."""
+    def stopped(self) -> bool:
+        """Whether an emergency stop holds the robot, whoever asked for it."""
         return self._machine.stopped
 
     @property
@@ -129,7 +133,10 @@ class AsyncRobotLoop:
         self, parameters: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0
     ) -> None:
         """Begin anew, as for the next episode: the policy forgets what it was told, and what is
-        planned is thrown away. Raises AntiphonError where the policy did not take it."""
+        planned is thrown away. It ends a stop, but for one by an operator.
+
+        Raises AntiphonError where it did not come about, and then a stop holds on.
+        """
         if self._reset_over is not None:
             raise RuntimeError("a reset is under way")
         over = self._reset_over = asyncio.get_running_loop().create_future()
@@ -149,19 +156,15 @@ class AsyncRobotLoop:
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Emergency stop: at once every action is the safe one, whatever the network does, until
-        a release. Returns when the gateway has said that it stops the session too.
+        a `reset`, or until an operator releases it. Returns when the gateway has said that it
+        stops the session too.
 
         Raises NoAnswer and other AntiphonErrors where it did not; the robot is stopped anyway.
         """
-        self._machine.stop("stopped")
+        self._machine.stop()
         self._changed.set()
         await self._signal_twice({"type": "stop"}, timeout_s)
-
-    async def release(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the stop, here and at the gateway, whoever asked for it. Raises AntiphonError, and
-        then the robot is still stopped."""
-        await self._signal_twice({"type": "release"}, timeout_s)
-        self._machine.release()
+        self._machine.stop_known()
 
     async def _signal_twice(self, signal: Mapping[str, Any], timeout_s: float) -> None:
         """By the stream, and where that says nothing by a request: the same command, which is
@@ -289,9 +292,9 @@ class RobotLoop:
         return self._robot.counts
 
     @property
-    def stopped(self) -> str | None:
-        """Why the robot is stopped, None: it is not."""
-        return "stopped" if self._stop.is_set() else self._robot.stopped
+    def stopped(self) -> bool:
+        """Whether an emergency stop holds the robot, whoever asked for it."""
+        return self._stop.is_set() or self._robot.stopped
 
     @property
     def error(self) -> AntiphonError | None:
@@ -345,12 +348,10 @@ class RobotLoop:
     def stop(self) -> None:
         """Emergency stop, from any thread; as `AsyncRobotLoop.stop`."""
         self._stop.set()
-        self._run(self._robot.stop())
-
-    def release(self) -> None:
-        """End the stop; as `AsyncRobotLoop.release`."""
-        self._run(self._robot.release())
-        self._stop.clear()
+        try:
+            self._run(self._robot.stop())
+        finally:
+            self._stop.clear()  # The loop itself holds on to it.
 
     def close(self) -> None:
         """End the session and the thread."""

@@ -88,9 +88,11 @@ class Gateway:
         *,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, float] | None = None,
+        control: Mapping[str, Any] | None = None,
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Session:
-        """A new session of the pipeline `model`, attached. Waits where there is a queue.
+        """A new session of the pipeline `model`, attached. Waits where there is a queue. `control`
+        is that of the gateway's control loop, for robots.
 
         Raises Refused, NoRoom, NotReachable and other AntiphonErrors.
         """
@@ -101,6 +103,8 @@ class Gateway:
             body["settings"] = settings
         if limits:
             body["limits"] = limits
+        if control:
+            body["control"] = control
         opened = await self.requests.ask("POST", "/v1/sessions", body, timeout_s)
         return await self.resume(Token(opened["id"], opened["secret"]))
 

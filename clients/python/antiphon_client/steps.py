@@ -57,14 +57,21 @@ class StepCounter:
             self.committed = fields["committed_step"]
         match type:
             case "step_done" | "step_failed":
-                if fields["step"] == self.in_flight:
-                    self.in_flight = None
-                    return True
+                return self._ended(fields["step"])
+            case "safe_action":
+                # Without its output one that is in flight goes on, and fails in the end.
+                return not fields["in_flight"] and self._ended(fields["step"])
             case "state_lost":
                 self.lost = True
             case "was_reset" | "was_restored":
                 self.lost = self.resetting = False
         return False
+
+    def _ended(self, step: int) -> bool:
+        if step != self.in_flight:
+            return False
+        self.in_flight = None
+        return True
 
     def not_taken(self) -> None:
         """The step in flight was refused before it began."""
