@@ -218,6 +218,7 @@ def test_a_stop_outranks_everything_until_a_release() -> None:
     robot.tell("was_reset", committed_step=0)
     robot.begin()
     assert not robot.machine.decided(robot.now_ms)
+    robot.tell("stop_released")
     robot.answer()
     assert is_tick(robot.act())
 

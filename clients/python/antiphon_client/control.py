@@ -402,6 +402,8 @@ class ControlMachine:
 
     def _release(self) -> None:
         """Nothing that was planned or asked before is done."""
+        if not self.stopped:
+            return  # A reset has ended it already.
         self._held = False
         if self._halt_known:
             self._halted = False

@@ -237,6 +237,7 @@ class AsyncRobotLoop:
         error = None if answer.cancelled() else answer.exception()
         if isinstance(error, AntiphonError):
             self._machine.refused(error)
+            self._ask()
             self._changed.set()
 
 
