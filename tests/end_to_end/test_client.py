@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,10 @@ from tests.official_client.environment import ROOT, openpi_python
 
 CLIENT = ROOT / "clients" / "python"
 LIMIT_S = 60
-PYTHONS = {"numpy 1": openpi_python, "numpy 2": lambda: Path(sys.executable)}
+PYTHONS: dict[str, Callable[[], Path]] = {
+    "numpy 1": openpi_python,
+    "numpy 2": lambda: Path(sys.executable),
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
 
