@@ -165,7 +165,7 @@ def held(it: RealGateway, robot: AsyncRobotLoop) -> bool:
     return it.host.summary(robot.session.id, None).stopped
 
 
-async def test_an_emergency_stop_holds_until_a_reset() -> None:
+async def test_an_emergency_stop_holds_until_a_release_or_a_reset() -> None:
     async with policy() as (it, counting):
         robot = await AsyncRobotLoop.open(Gateway(it.http), "arm", options(**HURRIED))
         async with robot:
@@ -177,6 +177,12 @@ async def test_an_emergency_stop_holds_until_a_reset() -> None:
             for _ in range(20):
                 action = await robot.act(sensed())
                 assert (action.source, action.reason) == (Source.WATCHDOG, "stopped")
+            committed = robot.committed_step
+            await robot.release()
+            await until_fresh(robot)
+            assert not robot.stopped
+            assert robot.committed_step > committed, "it goes on where it was"
+            await robot.stop()
             await robot.reset()
             assert not robot.stopped
             await until_fresh(robot)
@@ -191,6 +197,9 @@ async def test_an_operators_stop_holds_until_its_release() -> None:
             await tick_until(robot, lambda action: action.reason == "stopped")
             await robot.reset()
             assert (await robot.act(sensed())).reason == "stopped"
+            with pytest.raises(Refused) as refused:
+                await robot.release()
+            assert refused.value.code == "emergency_stopped"
             it.host.stop_session(robot.session.id, False)
             await until_fresh(robot)
             assert not robot.stopped
@@ -256,6 +265,7 @@ async def test_a_loop_that_waits_lives_in_a_thread() -> None:
                 played = [first(robot.act(sensed(0.5))) for _ in range(HORIZON + 1)]
                 robot.stop()
                 assert robot.act(sensed()).reason == "stopped"
+                robot.release()
                 robot.reset()
                 played.append(first(robot.act(sensed(0.5))))
                 return played

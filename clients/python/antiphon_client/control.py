@@ -387,7 +387,7 @@ class ControlMachine:
     # Emergency stop
 
     def stop(self) -> None:
-        """From now on, and until a reset, every action is the safe one."""
+        """From now on, and until a release or a reset, every action is the safe one."""
         self._halted, self._halt_known = True, False
         self._plan.clear()
 
@@ -395,6 +395,11 @@ class ControlMachine:
         """The gateway has answered to the stop: a release that it tells of from now on is one of
         this stop."""
         self._halt_known = True
+
+    def release(self) -> None:
+        """The stop from here is over; where the gateway held the session it tells that itself."""
+        self._halted = False
+        self._begin_anew()
 
     def _hold(self, *, by_client: bool = False) -> None:
         self._held, self._held_by_client = True, by_client

@@ -156,8 +156,8 @@ class AsyncRobotLoop:
 
     async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Emergency stop: at once every action is the safe one, whatever the network does, until
-        a `reset`, or until an operator releases it. Returns when the gateway has said that it
-        stops the session too.
+        a `release` or a `reset`, or until an operator releases it. Returns when the gateway has
+        said that it stops the session too.
 
         Raises NoAnswer and other AntiphonErrors where it did not; the robot is stopped anyway.
         """
@@ -165,6 +165,12 @@ class AsyncRobotLoop:
         self._changed.set()
         await self._signal_twice({"type": "stop"}, timeout_s)
         self._machine.stop_known()
+
+    async def release(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End the stop, and go on with the policy as it is. Raises AntiphonError, and then it holds
+        on: Refused, `emergency_stopped`, where an operator holds it too."""
+        await self._signal_twice({"type": "release"}, timeout_s)
+        self._machine.release()
 
     async def _signal_twice(self, signal: Mapping[str, Any], timeout_s: float) -> None:
         """By the stream, and where that says nothing by a request: the same command, which is
@@ -354,8 +360,14 @@ class RobotLoop:
         finally:
             self._stop.clear()  # The loop itself holds on to it.
 
+    def release(self) -> None:
+        """End the stop; as `AsyncRobotLoop.release`."""
+        self._run(self._robot.release())
+
     def close(self) -> None:
-        """End the session and the thread."""
+        """End the session and the thread; idempotent."""
+        if self._loop.is_closed():
+            return
         try:
             self._run(self._robot.close())
         finally:
