@@ -32,6 +32,7 @@ class AdminApi:
             Route(f"{one}/park", self.park_session, methods=["POST"]),
             Route(f"{one}/restore", self.restore_session, methods=["POST"]),
             Route(f"{one}/evict", self.evict_session, methods=["POST"]),
+            Route(f"{one}/cameras", self.cameras, methods=["GET"]),
             Route(f"{one}/stop", self.stop_session, methods=["POST"]),
             Route(f"{one}/release", self.release_session, methods=["POST"]),
             Route("/v1/admin/pipelines/{pipeline}/stop", self.stop_robots, methods=["POST"]),
@@ -82,6 +83,13 @@ class AdminApi:
         session = request.path_params["session"]
         self._host.evict_session(session)
         return _json({"id": session, "closing": True}, 202)
+
+    async def cameras(self, request: Request) -> Response:
+        """`GET /v1/admin/sessions/{id}/cameras`: what a robot's cameras saw last."""
+        self._access.check_admin(request.scope)
+        answer = _json(await self._host.seen(request.path_params["session"]))
+        answer.headers["cache-control"] = "no-store"
+        return answer
 
     async def stop_session(self, request: Request) -> Response:
         """`POST /v1/admin/sessions/{id}/stop`: a robot's stands still at once, whatever runs."""

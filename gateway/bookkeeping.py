@@ -13,6 +13,7 @@ from gateway.hosted import Hosted
 from gateway.hosting import SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Replica
+from gateway.step_figures import StepFigures
 from gateway.timeline import Timelines
 from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import NotFresh, ToClient, TurnMeasured
@@ -35,6 +36,7 @@ class Bookkeeping:
         self.changed = asyncio.Event()
         """Set when something of what operators see has changed; its one reader clears it."""
         self._metrics = metrics
+        self._figures: dict[str, StepFigures] = {}
         self._incarnations: dict[str, int] = {}
 
     # Sessions
@@ -42,6 +44,8 @@ class Bookkeeping:
     def begun(self, session: Session, now_ms: float) -> None:
         """The open of a session begins."""
         self.timelines.begin(session.identity.session, now_ms)
+        if session.pipeline.kind in _STEPS:
+            self._figures[session.identity.session] = StepFigures()
         self.changed.set()
 
     def opened(self, session: Session, after_ms: float) -> None:
@@ -88,6 +92,8 @@ class Bookkeeping:
         """A turn has ended."""
         identity = hosted.session.identity
         self._metrics.turn_finished(hosted.session.pipeline.name, turn)
+        if (figures := self._figures.get(identity.session)) is not None:
+            figures.ended(turn)
         if (timeline := self.timelines.of(identity.session)) is not None:
             timeline.turn_ended(_now_ms(), turn)
             self.changed.set()
@@ -114,6 +120,20 @@ class Bookkeeping:
     def not_fresh(self, hosted: Hosted, answered: NotFresh) -> None:
         """An observation was answered without anything fresh."""
         self._metrics.not_fresh(hosted.session.pipeline.name, answered)
+        if (figures := self._figures.get(hosted.id)) is not None:
+            figures.not_fresh(answered)
+            self.changed.set()
+
+    def superseded(self, session: Session, count: int) -> None:
+        """So many observations were not computed, because a newer one had come."""
+        self._metrics.observations_superseded(session.pipeline.name, count)
+        if (figures := self._figures.get(session.identity.session)) is not None:
+            figures.superseded(count)
+
+    def figures(self, session: str) -> dict[str, Any] | None:
+        """The figures of a session that moves by steps."""
+        figures = self._figures.get(session)
+        return None if figures is None else figures.described()
 
     def evicted(self, hosted: Hosted) -> None:
         """A session that nobody is at ends, to make room for another."""
@@ -148,6 +168,7 @@ class Bookkeeping:
     def forget(self, summary: SessionSummary, *, keep: bool) -> None:
         """What was noted of a session that was released may go, or is to `keep` for a while."""
         self.timelines.end(summary, keep=keep)
+        self._figures.pop(summary.id, None)
 
     def _note(self, session: str, event: str, **details: Any) -> None:
         if (timeline := self.timelines.of(session)) is not None:

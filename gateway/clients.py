@@ -142,6 +142,9 @@ class Handler(Protocol):
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
 
+    def superseded(self, session: str, count: int) -> None:
+        """So many inputs of the session were answered with what a newer one gave."""
+
 
 class HostedAttachment:
     """A client's hold on its session."""
@@ -179,6 +182,10 @@ class HostedAttachment:
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""
         self._host.handle(self._session, ClientBlocked(blocked, self._name))
+
+    def superseded(self, count: int) -> None:
+        """So many of the client's inputs were answered with what a newer one gave."""
+        self._host.superseded(self._session, count)
 
     def detach(self) -> None:
         """The client is gone, and may come back; idempotent."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.bookkeeping import Bookkeeping
+from gateway.cameras import Cameras, Seen
 from gateway.clients import Clients, HostedAttachment
 from gateway.hosted import Hosted, HostedSessions
 from gateway.hosting import (
@@ -41,6 +42,7 @@ from protocol.deadline_timer import DeadlineTimer
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
+    InvalidRequest,
     NotFound,
     SessionBusy,
     SessionStateLost,
@@ -63,7 +65,7 @@ from sessions.lifecycle import CloseReason
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
-from sessions.steps.events import EmergencyStop
+from sessions.steps.events import EmergencyStop, Step
 
 ENDED = 1024
 """Sessions whose end is remembered, so that who closes one of them is not refused."""
@@ -78,7 +80,8 @@ class GatewayHost:
     """The sessions of one gateway process. Make it on a running loop.
 
     `workers` is (name, stage, endpoint) of every worker; `aliases` maps every name
-    that a client's `model` may be to a pipeline.
+    that a client's `model` may be to a pipeline. With `cameras` operators may look at what
+    robots sense.
     """
 
     def __init__(
@@ -88,8 +91,10 @@ class GatewayHost:
         required: frozenset[str],
         workers: list[tuple[str, str, str]],
         metrics: GatewayMetrics,
+        cameras: Cameras | None = None,
     ) -> None:
         self.pipelines = pipelines
+        self._cameras = cameras
         self.incarnation = new_id("gateway")
         self._aliases = aliases
         self._required = required
@@ -338,9 +343,14 @@ class GatewayHost:
         return self._summary(self._find(session, tenant), self._now_ms())
 
     def _summary(self, clients: Clients, now_ms: float) -> SessionSummary:
-        noted = self._books.timelines.noted(clients.session.identity.session)
+        session = clients.session.identity.session
         return session_summary(
-            clients.session, clients.turns(), clients.opened_at_ms, noted, now_ms
+            clients.session,
+            clients.turns(),
+            clients.opened_at_ms,
+            self._books.timelines.noted(session),
+            self._books.figures(session),
+            now_ms,
         )
 
     def history(self, session: str) -> SessionHistory:
@@ -412,6 +422,17 @@ class GatewayHost:
         self._books.changed.set()
         return touched
 
+    async def seen(self, session: str) -> Seen:
+        """What the cameras of a robot saw last. Raises NotFound, and InvalidRequest where that is
+        not allowed."""
+        self._find(session, None)
+        if self._cameras is None:
+            raise InvalidRequest(
+                "this gateway shows no cameras: `gateway.cameras` is not set",
+                code="cameras_not_allowed",
+            )
+        return await self._cameras.seen(session)
+
     def _known(self) -> list[Session]:
         return [clients.session for clients in self._clients.values()]
 
@@ -450,8 +471,19 @@ class GatewayHost:
 
     def handle(self, session: str, event: Event) -> None:
         """Feed `event` to the session and carry out what it asks for."""
+        if self._cameras is not None and isinstance(event, ClientSaid):
+            self._look(self._cameras, session, event.verb)
         self._hosted.handle(session, event, self._now_ms())
         self._arm()
+
+    def _look(self, cameras: Cameras, session: str, verb: Verb) -> None:
+        if isinstance(verb, Step) and session in self._clients:
+            cameras.observed(session, verb.inputs)
+
+    def superseded(self, session: str, count: int) -> None:
+        """So many inputs of the session were answered with what a newer one gave."""
+        if (clients := self._clients.get(session)) is not None:
+            self._books.superseded(clients.session, count)
 
     def _stage_lost(self, session: str, stage: str) -> None:
         self._hosted.stage_lost(session, stage, self._now_ms())
@@ -466,6 +498,8 @@ class GatewayHost:
     def _released(self, clients: Clients, reason: CloseReason) -> None:
         session = clients.session
         del self._clients[session.identity.session]
+        if self._cameras is not None:
+            self._cameras.forget(session.identity.session)
         clients.end(SessionStateLost("the session has ended"))
         self._changed.set()
         if clients.announced:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from gateway.cameras import Seen
 from protocol.compute_use import ComputeUse
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
@@ -46,6 +47,9 @@ class Attachment(Protocol):
 
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""
+
+    def superseded(self, count: int) -> None:
+        """So many of the client's inputs were answered with what a newer one gave."""
 
     def detach(self) -> None:
         """The client is gone. Its session waits for it, or closes if it cannot come back."""
@@ -113,6 +117,8 @@ class SessionSummary:
     """Whether it stands still after an emergency stop."""
     noted: int = 0
     """How many entries its timeline has had."""
+    steps: dict[str, Any] | None = None
+    """Of one that moves by steps: as `gateway.step_figures.StepFigures.described` has it."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +285,10 @@ class SessionHost(Protocol):
 
         Raises NotFound.
         """
+
+    async def seen(self, session: str) -> Seen:
+        """What the cameras of a robot saw last. Raises NotFound, and InvalidRequest where that is
+        not allowed."""
 
     def health(self) -> list[PipelineHealth]:
         """The state of every pipeline."""

@@ -18,6 +18,7 @@ import structlog
 import uvloop
 
 from gateway.app import build_app, build_policy_app
+from gateway.cameras import Cameras
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
 from gateway.pipelines import catalogue
@@ -103,6 +104,7 @@ async def _serve(
         named.required,
         [(worker.name, worker.stage, worker.endpoint) for worker in workers],
         metrics,
+        Cameras() if gateway.cameras else None,
     )
 
     async def drain() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gateway.hosting import SessionSummary, StageHealth, WaitingSummary, WorkerSummary
@@ -24,7 +26,12 @@ def stage_health(replicas: list[Replica], now_ms: float) -> StageHealth:
 
 
 def session_summary(
-    session: Session, turns: int, opened_at_ms: float, noted: int, now_ms: float
+    session: Session,
+    turns: int,
+    opened_at_ms: float,
+    noted: int,
+    steps: dict[str, Any] | None,
+    now_ms: float,
 ) -> SessionSummary:
     """One session; its times are monotonic ms."""
     identity = session.identity
@@ -47,6 +54,7 @@ def session_summary(
         grace_left_s=left.get(CloseReason.DETACHED),
         stopped=session.stopped,
         noted=noted,
+        steps=steps,
     )
 
 

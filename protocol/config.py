@@ -109,7 +109,7 @@ class GatewayConfig(_Section):
     `keys` open sessions, `admin_keys` also read `/v1/admin`. With no keys everyone
     who reaches the port is let in, which `check_binding` allows on loopback only.
     `origins` and `hosts` are accepted beside the gateway's own. `openpi` is a port of its own
-    for robots.
+    for robots; with `cameras` operators may see what they see.
     """
 
     host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
@@ -121,6 +121,7 @@ class GatewayConfig(_Section):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     openpi: OpenPiConfig | None = None
+    cameras: bool = False
 
 
 class StageConfig(BaseModel):

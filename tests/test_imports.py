@@ -6,7 +6,9 @@ The code is parsed, not imported, so an import inside a function counts as well.
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +100,25 @@ def test_packages_depend_one_way(package: str) -> None:
     assert modules(package), f"{package} is empty"
     forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package} | {"tests"}
     assert offences(package, forbidden) == []
+
+
+def test_the_client_needs_what_it_says_and_nothing_of_the_server() -> None:
+    client = "clients/python/antiphon_client"
+    declared = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())["project"]
+    needs = {re.split(r"\W", need)[0] for need in declared["dependencies"]}
+    used = {
+        module.partition(".")[0] for path in modules(client) for _, module in imports(path)
+    } - sys.stdlib_module_names
+    assert used == needs | {"antiphon_client"}
+
+
+CLIENT_MACHINES = ["arrays", "control", "errors", "steps", "stream"]
+
+
+@pytest.mark.parametrize("machine", CLIENT_MACHINES)
+def test_the_machines_of_the_client_have_no_effects(machine: str) -> None:
+    path = ROOT / f"clients/python/antiphon_client/{machine}.py"
+    assert {module for _, module in imports(path)} & EFFECTS == set()
 
 
 def test_session_machines_have_no_effects() -> None:

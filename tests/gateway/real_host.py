@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.cameras import Cameras
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
 from gateway.server import GatewayServer
@@ -110,11 +111,12 @@ async def serving_kind(
     make_engine: Callable[[str], Engine],
     config: GatewayConfig | None = None,
     spec: Mapping[str, Any] | None = None,
+    cameras: Cameras | None = None,
 ) -> AsyncIterator[RealGateway]:
     """A gateway that serves one pipeline, with what `make_engine` makes for each stage."""
     metrics = GatewayMetrics()
     async with (
-        served({pipeline.name: pipeline}, make_engine, metrics, spec) as it,
+        served({pipeline.name: pipeline}, make_engine, metrics, spec, cameras) as it,
         listening(it.host, metrics, config) as (server, port),
     ):
         yield RealGateway(it.host, it.engines, metrics, server, port, it)

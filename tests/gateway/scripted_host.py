@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from gateway.cameras import Seen
 from gateway.hosting import (
     OnOutput,
     OnPosition,
@@ -77,6 +78,9 @@ class ScriptedAttachment:
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)
         self.was_blocked.set()
+
+    def superseded(self, count: int) -> None:
+        pass
 
     def detach(self) -> None:
         self.detached = True
@@ -221,6 +225,9 @@ class ScriptedHost:
         raise self._no(session)
 
     def evict_session(self, session: str) -> None:
+        raise self._no(session)
+
+    async def seen(self, session: str) -> Seen:
         raise self._no(session)
 
     def stop_session(self, session: str, stopped: bool) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.cameras import Cameras
 from gateway.clients import HostedAttachment
 from gateway.host import GatewayHost
 from gateway.metrics import GatewayMetrics
@@ -158,6 +159,7 @@ async def served(
     make_engine: Callable[[str], Engine] = VoiceEngine,
     metrics: GatewayMetrics | None = None,
     spec: Mapping[str, Any] | None = None,
+    cameras: Cameras | None = None,
 ) -> AsyncIterator[Served]:
     """A host for `pipelines` (one for voice if none are given) and a worker for each stage.
 
@@ -174,6 +176,7 @@ async def served(
             frozenset(pipelines),
             [(stage, stage, f"ipc://{path / stage}") for stage in stages],
             metrics or GatewayMetrics(),
+            cameras,
         )
         it = Served(host, {}, {}, {}, path, make_engine, spec or {})
         try:

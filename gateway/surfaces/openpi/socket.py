@@ -185,7 +185,7 @@ class OpenPiSocket:
             **said,
         }
         covered = description.control.safe_action is not None
-        connection.begin(pipeline.name, state, pack(metadata), covered=covered)
+        connection.begin(state, pack(metadata), covered=covered)
 
 
 class _Connection:
@@ -202,7 +202,7 @@ class _Connection:
         self._egress = self._outlet.egress
         self._attachment: Attachment | None = None
         self._requests = Requests(0)
-        self._pipeline = self._state = ""
+        self._state = ""
         self._covered = False
         """Whether there is a safe action where there is nothing fresh."""
         self._restores = False
@@ -218,10 +218,10 @@ class _Connection:
         """The session's last committed step, as far as this connection was told."""
         return self._requests.committed
 
-    def begin(self, pipeline: str, state: str, metadata: bytes, *, covered: bool) -> None:
+    def begin(self, state: str, metadata: bytes, *, covered: bool) -> None:
         """The session is there; `state` is its stage with the policy. If it is `covered`, it has
         a safe action."""
-        self._pipeline, self._state, self._covered = pipeline, state, covered
+        self._state, self._covered = state, covered
         if not self._over:
             self._egress.put(metadata)
 
@@ -274,7 +274,9 @@ class _Connection:
             return
         for frame in frames:
             self._egress.put(frame)
-        self._metrics.observations_superseded(self._pipeline, self._requests.superseded - before)
+        superseded = self._requests.superseded - before
+        if superseded and self._attachment is not None:
+            self._attachment.superseded(superseded)
 
     async def refuse(self, error: AntiphonError) -> None:
         """Say why there is no session, and close."""

@@ -1,0 +1,43 @@
+"""The client of the Antiphon gateway: sessions that survive their connection, and robots."""
+
+from antiphon_client.control import Action, ControlOptions, Counts, Source
+from antiphon_client.errors import (
+    AntiphonError,
+    ConnectionLost,
+    ControlLost,
+    NoAnswer,
+    NoRoom,
+    NotReachable,
+    OutputsLost,
+    ProtocolError,
+    Refused,
+    ServerFailed,
+    SessionEnded,
+)
+from antiphon_client.robot import AsyncRobotLoop, RobotLoop
+from antiphon_client.session import Gateway, Session
+from antiphon_client.stream import Output, Token
+
+__all__ = [
+    "Action",
+    "AntiphonError",
+    "AsyncRobotLoop",
+    "ConnectionLost",
+    "ControlLost",
+    "ControlOptions",
+    "Counts",
+    "Gateway",
+    "NoAnswer",
+    "NoRoom",
+    "NotReachable",
+    "Output",
+    "OutputsLost",
+    "ProtocolError",
+    "Refused",
+    "RobotLoop",
+    "ServerFailed",
+    "Session",
+    "SessionEnded",
+    "Source",
+    "Token",
+]

@@ -1,0 +1,415 @@
+"""The control loop of a robot, free of I/O and of any clock: what to ask, what to do.
+
+Time goes by ticks, one for each action. An observation is of one tick, and the policy's answer
+to it is a chunk of actions: for this tick and those behind it. When the chunk comes some of them
+have passed; the others take the place of what was planned before (real-time chunking). Whatever
+happens, each tick gets an action: the policy's, the gateway's safe one, or the one configured
+here. Times are monotonic ms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon_client.arrays import from_payloads, to_payloads
+from antiphon_client.errors import AntiphonError, error_of
+from antiphon_client.steps import StepCounter
+
+Vector = npt.NDArray[Any]
+
+LATENCIES = 10
+"""The delay that the next answer is expected to have is the longest of the last so many."""
+
+
+class Source(StrEnum):
+    """Who decided on an action."""
+
+    POLICY = "policy"
+    GATEWAY = "gateway"
+    """The safe action that the gateway gives in place of the policy."""
+    WATCHDOG = "watchdog"
+    """The safe action that is configured here: nothing better has come."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the robot does in tick number `tick`.
+
+    `age_ms` is the time since the observation that a policy's action was made from. `reason` is
+    why it is a safe one.
+    """
+
+    values: Vector
+    source: Source
+    tick: int
+    age_ms: float | None = None
+    reason: str | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it is the policy's."""
+        return self.source is Source.POLICY
+
+
+@dataclass(frozen=True)
+class ControlOptions:
+    """How a robot is controlled.
+
+    `safe_action` is an action, or makes one of the last action that was taken (None: there was
+    none). In each tick the loop waits for an action until `deadline_ms` after its beginning.
+    An action whose observation is older than `max_age_ms` is not taken.
+
+    The newest observation is sent once `execute` ticks have passed since the last one that was;
+    with 1 that is as soon as the answer to that one is there, with the length of the chunks
+    it is synchronous control. `prefix_key` names the member of an observation in which the policy
+    is told the actions that will be taken before its answer can be there: those that it must not
+    change.
+    """
+
+    safe_action: npt.ArrayLike | Callable[[Vector | None], npt.ArrayLike]
+    rate_hz: float
+    deadline_ms: float
+    max_age_ms: float
+    execute: int = 1
+    prefix_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_hz < math.inf:
+            raise ValueError("rate_hz is above 0")
+        if not 0 < self.deadline_ms <= self.period_ms:
+            raise ValueError(f"deadline_ms is above 0, and at most a period ({self.period_ms:g})")
+        if self.max_age_ms < self.deadline_ms:
+            raise ValueError("max_age_ms is at least deadline_ms")
+        if self.execute < 1:
+            raise ValueError("execute is 1 or more")
+
+    @property
+    def period_ms(self) -> float:
+        """The time from one tick to the next."""
+        return 1000.0 / self.rate_hz
+
+
+@dataclass
+class Counts:
+    """What a loop has done so far."""
+
+    ticks: int = 0
+    sent: int = 0
+    """Observations that were sent."""
+    superseded: int = 0
+    """Observations that a newer one took the place of while the policy was busy."""
+    answered: int = 0
+    stale: int = 0
+    """Chunks that came when all of their ticks had passed."""
+    safe: dict[str, int] = field(default_factory=dict)
+    """Safe actions, by reason."""
+
+
+class Pace:
+    """Ticks that are a period apart. Those that were missed are not made up for."""
+
+    def __init__(self, period_ms: float) -> None:
+        self._period_ms = period_ms
+        self._next_ms: float | None = None
+
+    def wait_ms(self, now_ms: float) -> float:
+        """A tick is over: how long until the next one."""
+        if self._next_ms is None or self._next_ms + self._period_ms <= now_ms:
+            self._next_ms = now_ms
+        self._next_ms += self._period_ms
+        return self._next_ms - now_ms
+
+
+@dataclass(frozen=True)
+class _Observed:
+    tick: int
+    at_ms: float
+    payloads: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    values: Vector
+    observed_ms: float
+
+
+class ControlMachine:
+    """The loop of one robot on one session."""
+
+    def __init__(self, options: ControlOptions) -> None:
+        self.options = options
+        self.counts = Counts()
+        self.steps = StepCounter()
+        self.connected = False
+        """Whether there is a connection. Without one what is planned is executed while it is
+        young enough."""
+        self.error: AntiphonError | None = None
+        """Why the policy gave no answer last; None once it has given one."""
+        self.over: AntiphonError | None = None
+        """Why no answer will ever come."""
+        self._halted = False
+        """Whether it was stopped from here."""
+        self._halt_known = False
+        """Whether the gateway has answered to that."""
+        self._held = False
+        """Whether the gateway holds the session still, whoever asked for it."""
+        self._held_by_client = False
+        """Whether a reset ends that, which the gateway tells behind the reset."""
+        self._tick = 0
+        self._began_ms = 0.0
+        self._observed: _Observed | None = None
+        self._asked: _Observed | None = None
+        self._asked_tick: int | None = None
+        self._plan: dict[int, _Planned] = {}
+        self._from_gateway: tuple[int, Vector, str] | None = None
+        self._delays: deque[int] = deque(maxlen=LATENCIES)
+        self._last: Vector | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing but the safe action is taken: an emergency stop."""
+        return self._halted or self._held
+
+    # Ticks
+
+    def begin(self, observation: Mapping[str, Any], now_ms: float) -> None:
+        """The next tick begins, with what the robot senses. Raises TypeError for an observation
+        that cannot be sent, and then the tick has not begun."""
+        payloads = to_payloads("observation", observation)
+        self._tick += 1
+        self._began_ms = now_ms
+        self.counts.ticks += 1
+        if self._observed is not None and self.steps.in_flight is not None:
+            self.counts.superseded += 1
+        self._observed = _Observed(self._tick, now_ms, payloads)
+        for tick in [tick for tick in self._plan if tick < self._tick]:
+            del self._plan[tick]
+
+    def decided(self, now_ms: float) -> bool:
+        """Whether there is no use in waiting longer for this tick's action."""
+        if self.stopped or self.over is not None or not self.connected:
+            return True
+        return self._planned(now_ms) is not None or self._safe_from_gateway() is not None
+
+    @property
+    def deadline_ms(self) -> float:
+        """Until when this tick's action may be waited for."""
+        return self._began_ms + self.options.deadline_ms
+
+    def end(self, now_ms: float) -> Action:
+        """This tick's action."""
+        action = self._action(now_ms)
+        if action.reason is not None:
+            self.counts.safe[action.reason] = self.counts.safe.get(action.reason, 0) + 1
+        self._last = action.values
+        return action
+
+    def _action(self, now_ms: float) -> Action:
+        if self.stopped:
+            return self._watchdog("stopped")
+        planned = self._planned(now_ms)
+        if planned is not None:
+            age_ms = now_ms - planned.observed_ms
+            return Action(planned.values, Source.POLICY, self._tick, age_ms)
+        safe = self._safe_from_gateway()
+        if safe is not None:
+            return Action(safe[0], Source.GATEWAY, self._tick, reason=safe[1])
+        return self._watchdog(self._why_nothing_came())
+
+    def _planned(self, now_ms: float) -> _Planned | None:
+        planned = self._plan.get(self._tick)
+        if planned is None or now_ms - planned.observed_ms > self.options.max_age_ms:
+            return None
+        return planned
+
+    def _safe_from_gateway(self) -> tuple[Vector, str] | None:
+        if self._from_gateway is None or self._from_gateway[0] != self._tick:
+            return None
+        return self._from_gateway[1:]
+
+    def _watchdog(self, reason: str) -> Action:
+        safe = self.options.safe_action
+        values = safe(self._last) if callable(safe) else safe
+        return Action(np.asarray(values), Source.WATCHDOG, self._tick, reason=reason)
+
+    def _why_nothing_came(self) -> str:
+        if self.over is not None:
+            return self.over.code
+        if not self.connected:
+            return "disconnected"
+        if self.steps.lost:
+            return "session_state_lost"
+        if self.error is not None:
+            return self.error.code
+        return "late" if self.counts.answered else "not_started"
+
+    # What is asked of the policy
+
+    def ask(self) -> dict[str, Any] | None:
+        """The step to send now, if there is one: the input of an update."""
+        observed = self._observed
+        if observed is None or not self.connected or not self.steps.ready or self._waits():
+            return None
+        self._observed, self._asked, self._asked_tick = None, observed, observed.tick
+        self.counts.sent += 1
+        payloads = observed.payloads
+        if self.options.prefix_key is not None:
+            prefix = self._prefix(observed.tick)
+            if prefix is not None:
+                payloads += to_payloads("observation", {self.options.prefix_key: prefix})
+        return {
+            "type": "step",
+            "step": self.steps.begin(),
+            "inputs": payloads,
+            "parameters": {"deadline_ms": self._wanted_within_ms()},
+        }
+
+    def _wanted_within_ms(self) -> float:
+        """When the plan has run out: in the first tick that has no action."""
+        tick = self._tick
+        while tick in self._plan:
+            tick += 1
+        return (tick - self._tick) * self.options.period_ms + self.options.deadline_ms
+
+    def _waits(self) -> bool:
+        """Whether the plan is to be executed further before the policy is asked again."""
+        if self._asked_tick is None or self._tick not in self._plan:
+            return False
+        return self._tick - self._asked_tick < self.options.execute
+
+    def _prefix(self, tick: int) -> Vector | None:
+        """The actions of `tick` and on that will be taken before an answer can be there."""
+        expected = max(self._delays, default=0)
+        rows: list[Vector] = []
+        while tick in self._plan and len(rows) < expected:
+            rows.append(self._plan[tick].values)
+            tick += 1
+        return np.stack(rows) if rows else None
+
+    # What the gateway says
+
+    def told(self, type: str, fields: Mapping[str, Any], now_ms: float) -> None:
+        """An output of the session. Raises ProtocolError for actions that are none."""
+        ended = self.steps.told(type, fields)
+        match type:
+            case "step_done" if ended:
+                self._answered(fields, now_ms)
+            case "step_failed" if ended:
+                self._failed(error_of(fields["error"]))
+            case "safe_action":
+                self._safe(fields, over=ended)
+            case "was_reset":
+                self._halted = False
+                self._held = self._held and not self._held_by_client
+                self._begin_anew()
+            case "emergency_stopped":
+                self._hold(by_client=fields["by"] == "client")
+            case "stop_released":
+                self._release()
+
+    def _answered(self, fields: Mapping[str, Any], now_ms: float) -> None:
+        asked, self._asked = self._asked, None
+        chunk = from_payloads(fields["outputs"]["actions"])["actions"]
+        self._held = False  # Who is held still gives nothing.
+        if asked is None or self.stopped:
+            return
+        self.error = None
+        self.counts.answered += 1
+        self._delays.append(self._tick - asked.tick)
+        if asked.tick + len(chunk) <= self._tick:
+            self.counts.stale += 1
+            return
+        self._plan = {
+            asked.tick + index: _Planned(values, asked.at_ms)
+            for index, values in enumerate(chunk)
+            if asked.tick + index >= self._tick
+        }
+
+    def _safe(self, fields: Mapping[str, Any], *, over: bool) -> None:
+        """The gateway gives its safe action; if the step is not `over`, its own is not given."""
+        if over:
+            self._asked = None
+        actions = from_payloads(fields["outputs"]["actions"])["actions"]
+        self._from_gateway = (self._tick, actions[0], str(fields["reason"]))
+        if fields["reason"] == "stopped" and not self.stopped:
+            self._hold()  # An operator has joined in a stop that a reset has ended.
+
+    def _failed(self, error: AntiphonError) -> None:
+        self._asked = None
+        # What was late has been answered with a safe action, and was no fault of the policy.
+        self.error = None if error.code == "step_late" else error
+
+    def begin_reset(self) -> None:
+        """A reset was asked for: nothing is asked of the policy, and nothing of it is done, until
+        it has come about."""
+        self.steps.resetting = True
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._plan.clear()
+        self._observed = self._asked = self._asked_tick = self._from_gateway = None
+        self.error = None
+
+    def refused(self, error: AntiphonError) -> None:
+        """The step that was asked for was not taken up."""
+        self.steps.not_taken()
+        self._failed(error)
+        if error.code == "emergency_stopped" and not self.stopped:
+            self._hold()
+
+    def attached(self, fields: Mapping[str, Any]) -> None:
+        """There is a connection, the first one or another."""
+        self.connected = True
+        self.steps.attached(fields["snapshot"])
+        if fields["snapshot"].get("stopped", False):
+            self._hold()
+        elif self._held:
+            self._release()
+
+    def outputs_lost(self) -> None:
+        """Some of what the session said will never come."""
+        if self.steps.outputs_lost():
+            self._asked = None
+
+    def end_session(self, error: AntiphonError) -> None:
+        """There will be no connection any more."""
+        self.connected = False
+        self.over = error
+
+    # Emergency stop
+
+    def stop(self) -> None:
+        """From now on, and until a release or a reset, every action is the safe one."""
+        self._halted, self._halt_known = True, False
+        self._plan.clear()
+
+    def stop_known(self) -> None:
+        """The gateway has answered to the stop: a release that it tells of from now on is one of
+        this stop."""
+        self._halt_known = True
+
+    def release(self) -> None:
+        """The stop from here is over; where the gateway held the session it tells that itself."""
+        self._halted = False
+        self._begin_anew()
+
+    def _hold(self, *, by_client: bool = False) -> None:
+        self._held, self._held_by_client = True, by_client
+        self._plan.clear()
+
+    def _release(self) -> None:
+        """Nothing that was planned or asked before is done."""
+        if not self.stopped:
+            return  # A reset has ended it already.
+        self._held = False
+        if self._halt_known:
+            self._halted = False
+        self._begin_anew()

@@ -1,0 +1,126 @@
+"""Requests to the gateway over HTTP, one connection each: there are few of them.
+
+The standard library's client does them, in a thread; whoever is cancelled hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from antiphon_client.errors import NotReachable, ProtocolError, error_of
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+
+_KINDS = {"invalid_request_error": "client", "rate_limit_error": "capacity"}
+
+
+class Requests:
+    """Requests to the gateway at `url`, with its key if it has keys."""
+
+    def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"an address like http://HOST:PORT is needed, not {url!r}")
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port
+        self._path = parts.path.rstrip("/")
+        self._tls = tls
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    async def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> Any:
+        """The body of the answer. Raises AntiphonError for every answer but a good one, and
+        NotReachable where none came within `timeout_s`."""
+        connection = self._connection(timeout_s)
+        given_up = threading.Event()
+        asking = asyncio.get_running_loop().run_in_executor(
+            None, self._ask, connection, method, path, body, given_up
+        )
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            given_up.set()
+            _hang_up(connection)
+            asking.add_done_callback(_retrieve)
+            raise
+
+    def ask_now(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> Any:
+        """The same, for a thread that may wait."""
+        return self._ask(self._connection(timeout_s), method, path, body, threading.Event())
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._secure:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout_s, context=self._tls
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        given_up: threading.Event,
+    ) -> Any:
+        headers = dict(self._headers)
+        encoded = None
+        if body is not None:
+            encoded = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.connect()
+            if given_up.is_set():
+                raise ConnectionAbortedError("given up")
+            connection.request(method, self._path + path, encoded, headers)
+            answer = connection.getresponse()
+            read = answer.read(MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise NotReachable(f"{method} {path}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        return _read(answer, read)
+
+
+def _read(answer: http.client.HTTPResponse, body: bytes) -> Any:
+    if answer.status == 204:
+        return None
+    try:
+        read = json.loads(body)
+    except ValueError:
+        raise ProtocolError(f"status {answer.status}, and no JSON") from None
+    if answer.status < 400:
+        return read
+    try:
+        told = read["error"]
+        info = {"code": told["code"], "message": told["message"], "field": told.get("param")}
+        info["kind"] = _KINDS.get(told["type"], "server")
+        info["retry_after_ms"] = told.get("retry_after_ms")
+    except (KeyError, TypeError):
+        raise ProtocolError(f"status {answer.status} without an error") from None
+    raise error_of(info)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    """Let the thread that waits go on: its connection is at its end."""
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _retrieve(asked: asyncio.Future[Any]) -> None:
+    if not asked.cancelled():
+        asked.exception()
