@@ -73,6 +73,7 @@ def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pip
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
-        priority=None if section.durability == "none" else section.priority,
+        priority=section.priority,
+        parks=section.durability != "none",
         durable=section.durability == "turn",
     )

@@ -175,7 +175,7 @@ class StepMachine:
         if self._resetting is not None:
             raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
         if self._lost:
-            raise state_lost(self._committed, self._lost_why)
+            raise state_lost(self._committed, self._lost_why, self._restorable)
         self._check(verb)
         if self._owed:
             raise CapacityExceeded("read the answers to the steps before this one")
@@ -347,7 +347,7 @@ class StepMachine:
                 self._tell_lost()
         elif flight.flow is None and flight.last_word is None:
             # It has not come to this stage yet, and must not begin on another state.
-            flight.given_up = state_lost(self._committed, self._lost_why).info()
+            flight.given_up = state_lost(self._committed, self._lost_why, self._restorable).info()
             self._stop(flight)
 
     def _tell_lost(self) -> None:

@@ -318,7 +318,7 @@ async def test_with_the_store_full_nobody_is_parked_and_the_next_is_refused() ->
 
 
 async def test_a_pipeline_that_wants_no_parking_is_left_alone() -> None:
-    async with playing(places=2, pipeline=replace(WORLD, priority=None)) as game:
+    async with playing(places=2, pipeline=replace(WORLD, parks=False)) as game:
         for _ in range(2):
             await (await game.join()).step()
         answer = await game.http.post("/v1/sessions", json={})
