@@ -399,3 +399,24 @@ async def test_f1_a_thousand_that_vanish_leave_room_for_the_next() -> None:
                 assert ready.status_code == 200
         for _ in range(5):
             await (await game.join()).step()
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+async def test_strict_readiness_is_full_only_while_the_next_open_would_be_refused(
+    waiting: int,
+) -> None:
+    limits = replace(WORLD.limits, waiting=waiting, wait_ms=300)
+    async with playing(places=1, pipeline=replace(WORLD, parks=False, limits=limits)) as game:
+        player = await game.join()
+        refused = await game.http.post("/v1/sessions", json={})
+        assert refused.json()["error"]["code"] == "capacity_exceeded"
+        await game.http.delete(f"/v1/sessions/{player.id}")
+        async with asyncio.timeout(20):
+            while (await strictly_ready(game)).status_code != 200:
+                pass
+        assert (await game.http.post("/v1/sessions", json={})).status_code == 201
+
+
+async def strictly_ready(game: Game) -> httpx.Response:
+    """Whether one more would be let in."""
+    return await game.http.get("/readyz", params={"pipeline": WORLD.name, "capacity": "1"})

@@ -13,7 +13,7 @@ from sessions.pipeline import Pipeline
 from tests.sessions.asking import Asker, Gateway, pipeline
 
 SHARE = 0.9
-UTILISATION = {"fixed": 0.7, "uniform": 0.7, "exponential": 0.55, "bimodal": 0.55}
+UTILISATION = {"fixed": 0.7, "uniform": 0.65, "exponential": 0.55, "bimodal": 0.55}
 """Of the time that places are held, at least, where more want one. Who may not wait cannot be
 promised more of five places whose holders go at any time."""
 DRAWS = list(UTILISATION)
