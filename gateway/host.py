@@ -565,7 +565,7 @@ class GatewayHost:
                 },
                 sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
-                full=self._hosted.full(pipeline),
+                full=self._hosted.full(pipeline, now_ms),
                 stopped=pipeline.name in self._stops.stopped,
             )
             for pipeline in self.pipelines.values()
@@ -584,7 +584,7 @@ class GatewayHost:
         many."""
         now_ms = self._now_ms()
         return [
-            waiting_summary(opening, position, now_ms)
+            waiting_summary(opening, position, self._hosted.openings.why(opening), now_ms)
             for name in self.pipelines
             for position, opening in enumerate(self._hosted.openings.waiting(name)[:most], 1)
         ]

@@ -209,10 +209,10 @@ class HostedSessions:
         ]
         return min(alone, key=lambda hosted: hosted.session.idle_since_ms, default=None)
 
-    def full(self, pipeline: Pipeline) -> bool:
+    def full(self, pipeline: Pipeline, now_ms: float) -> bool:
         """Whether there is no place, and no session that may end to make room for its tenant; or
         others wait already for what it needs."""
-        if self.openings.full(pipeline):
+        if self.openings.full(pipeline, now_ms):
             return True
         places = pipeline.limits.sessions
         return self.admission.held(pipeline.name) >= places and not any(

@@ -158,7 +158,7 @@ class WaitingSummary:
     waited_s: float
     estimate_ms: int | None
     reason: str | None
-    """Why it was not let in when it was last tried."""
+    """What it lacks; None where it was not tried before, and is now."""
 
 
 @dataclass(frozen=True)

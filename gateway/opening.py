@@ -43,7 +43,7 @@ class SessionOpening:
         self.opening = Opening(
             pipeline,
             tenant,
-            pipeline.priority or 0,
+            pipeline.priority,
             self._begin,
             self._stands,
             self._refused,
@@ -109,9 +109,8 @@ def prioritised(pipeline: Pipeline, priority: int | None) -> Pipeline:
     """The pipeline as a client has it that asks for this priority. Raises InvalidRequest."""
     if priority is None:
         return pipeline
-    if pipeline.priority is None or priority > pipeline.priority:
-        most = "none may be chosen" if pipeline.priority is None else f"{pipeline.priority}"
+    if priority > pipeline.priority:
         raise InvalidRequest(
-            f"the priority is at most that of the pipeline: {most}", field="priority"
+            f"the priority is at most that of the pipeline: {pipeline.priority}", field="priority"
         )
     return replace(pipeline, priority=priority)

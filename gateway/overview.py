@@ -58,8 +58,10 @@ def session_summary(
     )
 
 
-def waiting_summary(opening: Opening, position: int, now_ms: float) -> WaitingSummary:
-    """One open that waits."""
+def waiting_summary(
+    opening: Opening, position: int, reason: str | None, now_ms: float
+) -> WaitingSummary:
+    """One open that waits, and why."""
     return WaitingSummary(
         pipeline=opening.pipeline.name,
         tenant=opening.tenant,
@@ -68,7 +70,7 @@ def waiting_summary(opening: Opening, position: int, now_ms: float) -> WaitingSu
         opening=opening.trying,
         waited_s=round((now_ms - opening.since_ms) / 1000, 3),
         estimate_ms=None if opening.told is None else opening.told.estimate_ms,
-        reason=None if opening.reason is None else opening.reason.message,
+        reason=reason,
     )
 
 

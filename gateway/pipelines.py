@@ -73,7 +73,8 @@ def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pip
         voices=voices,
         kind=Kind(section.kind),
         state=section.state or "",
-        priority=None if section.durability == "none" else section.priority,
+        priority=section.priority,
+        parks=section.durability != "none",
         durable=section.durability == "turn",
         control=Control(
             section.control.within_ms, section.control.rate_hz, section.control.safe_action

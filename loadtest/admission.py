@@ -52,6 +52,27 @@ LEAVING = 10
 Measures = dict[str, Any]
 
 
+def _config(stage: str, limits: str) -> str:
+    """One stage with these options, and one pipeline."""
+    return f"""
+stages:
+  world: {{engine: "{ENGINE}", head_room: 0, {stage}}}
+pipelines:
+  game:
+    kind: world
+    outputs: {{frames: world}}
+    limits: {{{limits}}}
+"""
+
+
+CONFIGS = {
+    "head_room": _config(f"cores: {CORES}, step_work_ms: {SHARE * STEP_S * 1000}", "sessions: 64"),
+    "retry": _config("state_bytes: 4096", f"sessions: {PLACES}"),
+    "queue": _config("state_bytes: 4096", f"sessions: 3, waiting: {ASKING}, wait_s: 120"),
+}
+"""By part of the measurement."""
+
+
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -59,11 +80,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     result: Measures = {"machine": description()}
-    with served(f"cores: {CORES}, head_room: 0, step_work_ms: {SHARE * STEP_S * 1000}", 64) as it:
+    with served("head_room") as it:
         result["head_room"] = asyncio.run(head_room(it.base_url))
-    with served("head_room: 0", PLACES) as it:
+    with served("retry") as it:
         result["retry"] = asyncio.run(retry(it.base_url, options.seconds))
-    with served("head_room: 0", 3, waiting=ASKING) as it:
+    with served("queue") as it:
         result["queue"] = asyncio.run(queue(it.base_url))
     missed = [name for name, measured in result.items() if measured.get("missed")]
     result["missed"] = missed
@@ -71,20 +92,10 @@ def main() -> int:
     return 1 if options.check and missed else 0
 
 
-def served(stage: str, sessions: int, waiting: int = 0) -> Deployment:
-    """A deployment of one stage with these options, and one pipeline."""
+def served(part: str) -> Deployment:
+    """The deployment that a part measures."""
     path = Path(tempfile.mkdtemp(prefix="antiphon-admission-")) / "config.yaml"
-    path.write_text(
-        f"""
-stages:
-  world: {{engine: "{ENGINE}", {stage}}}
-pipelines:
-  game:
-    kind: world
-    outputs: {{frames: world}}
-    limits: {{sessions: {sessions}, waiting: {waiting}, wait_s: 120}}
-"""
-    )
+    path.write_text(CONFIGS[part])
     return Deployment(path, environment={"PYTHONPATH": os.getcwd()})
 
 

@@ -1,8 +1,9 @@
 """When places become free, by how long sessions have held theirs so far.
 
 The distribution is the one that was seen: of the last sessions of a pipeline that held their
-place longer than this one has, the share that had given it up `t` ms later. Sessions end
-independently of each other, so the number that ended by then is nearly normal.
+place longer than this one has, the share that had given it up `t` ms later, as if one more had
+been seen that stayed for ever: few say little. Sessions end independently of each other, so the
+number that ended by then is nearly normal.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ _SAMPLE = 64
 _SLACK = 0.5
 """The normal distribution is continuous; places are counted."""
 
-EXPECTED = 0.5
-SURE = 0.9
-
-_DEVIATIONS = {EXPECTED: 0.0, SURE: 1.2816}
-"""Standard deviations below the mean at which that share of the normal distribution lies above."""
+EXPECTED = 0.0
+"""Standard deviations below the mean: half of the time as many have ended."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a place: of which pipeline, and for how long already, in ms."""
+    """Who has a place: of which pipeline, and for how long already, in ms; less than 0: it will
+    have one in so long."""
 
     pipeline: str
     held_ms: float
@@ -48,11 +47,10 @@ class _Lengths:
 
     def ended_within(self, held_ms: float, more_ms: float) -> float:
         """The probability; who has held longer than anybody before is not expected to end."""
-        outlasted = bisect_right(self.ordered, held_ms)
+        outlasted = bisect_right(self.ordered, max(0.0, held_ms))
         longer = len(self.ordered) - outlasted
-        if not longer:
-            return 0.0
-        return (bisect_right(self.ordered, held_ms + more_ms) - outlasted) / longer
+        ended = bisect_right(self.ordered, held_ms + more_ms) - outlasted
+        return max(0, ended) / (longer + 1)
 
 
 class Forecast:
@@ -65,8 +63,9 @@ class Forecast:
         """A session has given its place up that it held for so long."""
         self._lengths.setdefault(pipeline, _Lengths()).add(held_ms)
 
-    def wait_ms(self, holders: Sequence[Holder], places: int, certainty: float) -> float | None:
-        """In how many ms so many `places` of `holders` are free with that certainty.
+    def wait_ms(self, holders: Sequence[Holder], places: int, deviations: float) -> float | None:
+        """In how many ms so many `places` of `holders` are free, if fewer end than expected by so
+        many standard `deviations`.
 
         0 for no places; None where nothing that was seen allows to say it.
         """
@@ -74,25 +73,26 @@ class Forecast:
             return 0.0
         sample = holders[:: max(1, len(holders) // _SAMPLE)]
         late = max((ordered[-1] for ordered in self._ordered(sample)), default=0.0)
-        if not sample or not self._free(sample, len(holders), late, places, certainty):
+        late += max((-holder.held_ms for holder in sample if holder.held_ms < 0), default=0.0)
+        if not sample or not self._free(sample, len(holders), late, places, deviations):
             return None
         early = 0.0
         while late - early > max(1.0, late / 256):
             middle = (early + late) / 2
-            if self._free(sample, len(holders), middle, places, certainty):
+            if self._free(sample, len(holders), middle, places, deviations):
                 late = middle
             else:
                 early = middle
         return late
 
     def free_within(
-        self, holders: Sequence[Holder], within_ms: float, places: int, certainty: float
+        self, holders: Sequence[Holder], within_ms: float, places: int, deviations: float
     ) -> bool:
-        """Whether so many `places` of `holders` are free by then with that certainty."""
+        """Whether so many `places` of `holders` are free by then, as in `wait_ms`."""
         if places <= 0:
             return True
         sample = holders[:: max(1, len(holders) // _SAMPLE)]
-        return bool(sample) and self._free(sample, len(holders), within_ms, places, certainty)
+        return bool(sample) and self._free(sample, len(holders), within_ms, places, deviations)
 
     def mean_ms(self, holders: Sequence[Holder]) -> float | None:
         """How long such sessions hold a place on average; None where none has ended yet."""
@@ -110,7 +110,7 @@ class Forecast:
         holders: int,
         within_ms: float,
         places: int,
-        certainty: float,
+        deviations: float,
     ) -> bool:
         expected = variance = 0.0
         for holder in sample:
@@ -119,7 +119,7 @@ class Forecast:
                 expected += ended
                 variance += ended * (1 - ended)
         each = holders / len(sample)
-        sure_of = expected * each - _DEVIATIONS[certainty] * math.sqrt(variance * each)
+        sure_of = expected * each - deviations * math.sqrt(variance * each)
         return sure_of >= places - _SLACK
 
     def freeze(self) -> tuple[object, ...]:

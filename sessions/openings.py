@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from protocol.errors import (
@@ -25,7 +25,7 @@ from sessions.admission import Admission
 from sessions.forecast import EXPECTED
 from sessions.lack import Lack, of_all, of_pipeline, of_stage, of_stages, of_tenant
 from sessions.pipeline import Pipeline
-from sessions.promises import Promises
+from sessions.promises import PATIENCE_MS, Promises, Supply
 
 AT_ONCE = 8
 """Sessions of a pipeline whose opens wait that are opened at the same time."""
@@ -65,12 +65,16 @@ class Opening:
     trying: bool = False
     """Whether its session is being opened."""
     returning: bool = False
-    """Whether it was promised that it would be let in now."""
+    """Whether it was promised that it would be let in now: it stands where it stood then."""
     evicting: bool = False
     """Whether a session ends to make room for it."""
     told: Position | None = None
     reason: AntiphonError | None = None
-    """Why it was not let in the last time."""
+    """Why its session could not be opened the last time."""
+    lack: Lack | None = None
+    """What stood in its way when it was last looked at."""
+    stirred: set[str] = field(default_factory=set)
+    """Stages where something has changed while its session is being opened."""
 
     @property
     def queued(self) -> bool:
@@ -79,21 +83,27 @@ class Opening:
 
     @property
     def until_ms(self) -> float:
-        """When it is refused, if it still waits then; without a queue an eviction is waited for."""
+        """When it is refused, if it still waits then; without a queue an eviction is waited for,
+        and, by who was promised a place, that place."""
         limits = self.pipeline.limits
-        if self.queued:
-            return self.since_ms + limits.wait_ms
-        return self.since_ms + (2 * limits.close_ms if self.evicting else 0)
+        wait_ms = float(limits.wait_ms if self.queued else 0)
+        if self.evicting and not self.queued:
+            wait_ms = 2.0 * limits.close_ms
+        return self.since_ms + max(wait_ms, PATIENCE_MS if self.returning else 0.0)
 
 
 @dataclass
 class _Shut:
     """A stage that had no room when it was last asked."""
 
+    since_ms: float
     pause_ms: float
-    not_before_ms: float
     news: bool = False
     probe: Opening | None = None
+
+    def until_ms(self, opening: Opening) -> float:
+        """When `opening` may try it; who was promised to be let in now does not wait for long."""
+        return self.since_ms + (_PAUSE_MS if opening.returning else self.pause_ms)
 
 
 class Openings:
@@ -110,6 +120,8 @@ class Openings:
         self._shut: dict[Lack, _Shut] = {}
         self._refusals: dict[Lack, AntiphonError] = {}
         """What was said last to who found no room there."""
+        self._without: set[Lack] = set()
+        """Where somebody found no room, and nothing is known to have changed since."""
         self._capacity: dict[Lack, int] = {}
         """How many sessions a stage held when it last had no room."""
         self.over: AntiphonError | None = None
@@ -128,9 +140,10 @@ class Openings:
             opening.on_refused(self.over)
             return
         opening.since_ms = now_ms
-        opening.number = self._next_number()
-        opening.returning = self._promises.claimed(_needs(opening), now_ms)
-        insort(self._openings, opening, key=lambda known: -known.priority)
+        ticket = self._promises.claim(opening.pipeline.name, opening.tenant, now_ms)
+        opening.returning = ticket is not None
+        opening.number = self._next_number() if ticket is None else ticket
+        insort(self._openings, opening, key=lambda known: (-known.priority, known.number))
         self._try(now_ms)
         if (
             opening in self._openings
@@ -150,12 +163,14 @@ class Openings:
         """Its session is open."""
         if opening in self._openings:
             self._remove(opening)
+            if opening.returning:
+                self._promises.came_true(opening.pipeline.name, kept=True)
             for lack in of_stages(opening.pipeline, opening.tenant):
                 self._shut.pop(lack, None)
+                self._without.discard(lack)
                 self._refusals.pop(lack, None)
                 if lack in self._capacity:
-                    held = len(lack.holders(self._admission, now_ms))
-                    self._capacity[lack] = max(self._capacity[lack], held)
+                    self._capacity[lack] = max(self._capacity[lack], self._had(lack, now_ms))
             self.serve(now_ms)
 
     def failed(
@@ -164,24 +179,31 @@ class Openings:
         """Its session could not be opened, and is gone again; `stage` did not take it."""
         if opening not in self._openings:
             return
-        opening.trying, opening.reason = False, error
         lack = None if stage is None else of_stage(stage, opening.tenant, error)
         self._forget_probe(opening, failed_on=lack)
+        told = error if lack is None or error.kind is not ErrorKind.CAPACITY else _of(lack, error)
+        opening.trying, opening.reason = False, told
         if self.over is not None or not _wants_room(error):
             self._remove(opening)
-            if lack is not None and error.kind is ErrorKind.CAPACITY:
-                error.message = f"stage {lack.name}: {error.message}"
-            opening.on_refused(error)
+            opening.on_refused(told)
         else:
             if lack is not None:
                 self._refusals[lack] = error
-                self._capacity[lack] = len(lack.holders(self._admission, now_ms))
+                if lack.name not in opening.stirred:
+                    self._without.add(lack)
+                if error.code in _OUT_OF_ROOM:
+                    self._capacity[lack] = self._had(lack, now_ms)
                 self._took_it(opening, lack)
-            if not opening.queued or now_ms >= opening.until_ms:
-                self._refuse(opening, now_ms, lack)
+            if now_ms >= opening.until_ms:
+                self._refuse(opening, now_ms, told)
             elif lack is not None:
-                self._shut_off(lack, now_ms)
+                self._shut_off(lack, opening, now_ms)
         self.serve(now_ms)
+
+    def _had(self, lack: Lack, now_ms: float) -> int:
+        """How many sessions have what is lacking for certain: who tries may be refused as well."""
+        tries = sum(known.trying and lack in _needs(known) for known in self._openings)
+        return max(0, len(lack.holders(self._admission, now_ms)) - tries)
 
     def _took_it(self, opening: Opening, refused: Lack) -> None:
         """The stages that were asked before the one that refused had room."""
@@ -189,11 +211,16 @@ class Openings:
             if lack.name == refused.name:
                 return
             self._shut.pop(lack, None)
+            self._without.discard(lack)
 
     def room_on(self, stage: str) -> None:
         """There may be room on `stage` again; to be followed by `serve`."""
         for lack, shut in self._shut.items():
             shut.news = shut.news or lack.name == stage
+        self._without = {lack for lack in self._without if lack.name != stage}
+        for opening in self._openings:
+            if opening.trying:
+                opening.stirred.add(stage)
 
     def close(self, error: AntiphonError) -> None:
         """Refuse all that wait, and whoever comes or fails from now on."""
@@ -206,10 +233,12 @@ class Openings:
     @property
     def deadline_ms(self) -> float | None:
         """When `serve` is due at the latest."""
-        times = [opening.until_ms for opening in self._openings if not opening.trying]
+        waiting = [opening for opening in self._openings if not opening.trying]
+        times = [opening.until_ms for opening in waiting]
         if times:
             # A pause that is over lets nobody in whom another stage holds up.
-            pauses = (shut.not_before_ms for shut in self._shut.values() if self._ready(shut))
+            eager = next((opening for opening in waiting if opening.returning), waiting[0])
+            pauses = (shut.until_ms(eager) for shut in self._shut.values() if self._ready(shut))
             times += [pause_ms for pause_ms in pauses if pause_ms > self._tried_ms]
             if (expiry_ms := self._promises.deadline_ms) is not None:
                 times.append(expiry_ms)
@@ -236,10 +265,22 @@ class Openings:
     def __len__(self) -> int:
         return len(self._openings)
 
-    def full(self, pipeline: Pipeline) -> bool:
-        """Whether one more of this pipeline would have to wait, as others do."""
-        waits = any(not known.trying for known in self.waiting(pipeline.name))
-        return waits or any(Lack("stage", stage) in self._shut for stage in pipeline.stages)
+    def full(self, pipeline: Pipeline, now_ms: float) -> bool:
+        """Whether one more of this pipeline, of a tenant that has none, would have to wait for
+        something else than a place, or behind others, as far as is known."""
+        another = Opening(
+            pipeline, "", pipeline.priority, _nothing, _nothing, _nothing, number=self._number + 1
+        )
+        others = (known.lack for known in self._openings if known.lack is not None)
+        if any(lack in _needs(another) for lack in (*others, *self._without)):
+            return True
+        return self._lack_beside_places(another, now_ms) is not None
+
+    def why(self, opening: Opening) -> str | None:
+        """What an open that waits lacks, in words; None where that is nothing any more."""
+        if opening.lack is None:
+            return None if opening.reason is None else opening.reason.message
+        return self._refusal(opening, opening.lack).message
 
     def freeze(self, now_ms: float) -> tuple[object, ...]:
         """The canonical state, with times as seen from now."""
@@ -273,13 +314,14 @@ class Openings:
                 self._begin(opening)
                 continue
             lacking.add(lack)
-            opening.reason = self._refusals.get(lack, opening.reason)
+            opening.lack = lack
             full = self._admission.lacking(opening.pipeline, opening.tenant) is not None
             if full and not opening.evicting:
                 opening.evicting = self._evict(opening.pipeline, opening.tenant)
 
     def _begin(self, opening: Opening) -> None:
-        opening.trying = True
+        opening.trying, opening.lack = True, None
+        opening.stirred.clear()
         for lack in of_stages(opening.pipeline, opening.tenant):
             if (shut := self._shut.get(lack)) is not None:
                 shut.probe, shut.news = opening, False
@@ -296,6 +338,10 @@ class Openings:
             return of_tenant(pipeline, tenant)
         if self._admission.held(pipeline.name) >= pipeline.limits.sessions:
             return of_pipeline(pipeline)
+        return self._lack_beside_places(opening, now_ms)
+
+    def _lack_beside_places(self, opening: Opening, now_ms: float) -> Lack | None:
+        pipeline = opening.pipeline
         if not opening.returning:
             for lack in _needs(opening):
                 if self._promised(lack, opening, now_ms):
@@ -304,18 +350,18 @@ class Openings:
             trying = sum(known.trying for known in self.waiting(pipeline.name))
             if trying >= AT_ONCE:
                 return of_pipeline(pipeline)
-        for lack in of_stages(opening.pipeline, opening.tenant):
+        for lack in of_stages(pipeline, opening.tenant):
             shut = self._shut.get(lack)
-            if shut is not None and not (self._ready(shut) and now_ms >= shut.not_before_ms):
+            if shut is not None and not (self._ready(shut) and now_ms >= shut.until_ms(opening)):
                 return lack
         return None
 
-    def _shut_off(self, lack: Lack, now_ms: float) -> None:
+    def _shut_off(self, lack: Lack, opening: Opening, now_ms: float) -> None:
         """Let nobody else try it before something has changed there."""
         known = self._shut.get(lack)
         pause_ms = _PAUSE_MS if known is None else min(2 * known.pause_ms, _LONGEST_PAUSE_MS)
-        news = known is not None and known.news
-        self._shut[lack] = _Shut(pause_ms, now_ms + pause_ms, news)
+        news = lack.name in opening.stirred if known is None else known.news
+        self._shut[lack] = _Shut(now_ms, pause_ms, news)
 
     @staticmethod
     def _ready(shut: _Shut) -> bool:
@@ -333,31 +379,37 @@ class Openings:
         self._openings.remove(opening)
         self._forget_probe(opening)
 
-    def _refuse(self, opening: Opening, now_ms: float, lack: Lack | None = None) -> None:
-        """Refuse it, for the `lack` that it has just met or the one that stands in its way."""
+    def _refuse(self, opening: Opening, now_ms: float, error: AntiphonError | None = None) -> None:
+        """Refuse it, for the `error` that it has just met or for what stands in its way."""
         self._remove(opening)
-        pipeline, reason = opening.pipeline, opening.reason
-        lack = lack or self._lack(opening, now_ms) or of_pipeline(pipeline)
-        full = self._admission.lacking(pipeline, opening.tenant)
-        if lack.kind == "stage":
-            reason = self._refusals.get(lack, reason)
-        field: str | None = "model"
-        code = CapacityExceeded.code
-        if lack.kind != "stage" and full is not None:
-            why = full
-        elif reason is not None:
-            why, code, field = reason.message, reason.code, reason.field
-            if lack.kind == "stage":
-                why = f"stage {lack.name}: {why}"
-        else:
-            why = f"what is free for pipeline {pipeline.name} is promised to who came before"
-        if opening.told is not None:
+        if error is None:
+            lack = self._lack(opening, now_ms) or opening.lack or of_pipeline(opening.pipeline)
+            error = self._refusal(opening, lack)
+        why = error.message
+        if opening.told is not None or opening.returning:
             why += f"; this open has waited for {(now_ms - opening.since_ms) / 1000:.1f} s"
         retry_after_ms = None
-        if code in _OUT_OF_ROOM:
-            retry_after_ms = self._promise(lack, opening, now_ms)
+        if error.code in _OUT_OF_ROOM:
+            if opening.returning:
+                self._promises.came_true(opening.pipeline.name, kept=False)
+            retry_after_ms = self._promise(opening, now_ms)
         opening.on_refused(
-            CapacityExceeded(why, field=field, code=code, retry_after_ms=retry_after_ms)
+            CapacityExceeded(why, field=error.field, code=error.code, retry_after_ms=retry_after_ms)
+        )
+
+    def _refusal(self, opening: Opening, lack: Lack) -> AntiphonError:
+        """What to say of an open that lacks this."""
+        pipeline = opening.pipeline
+        full = self._admission.lacking(pipeline, opening.tenant)
+        if lack.kind != "stage" and full is not None:
+            return CapacityExceeded(full, field="model")
+        if lack.kind == "stage" and lack in self._shut and lack in self._refusals:
+            return _of(lack, self._refusals[lack])
+        if opening.reason is not None:
+            return opening.reason
+        what = f"stage {lack.name}: what is free" if lack.kind == "stage" else "what is free"
+        return CapacityExceeded(
+            f"{what} for pipeline {pipeline.name} is promised to who came before", field="model"
         )
 
     # Foretelling
@@ -369,6 +421,8 @@ class Openings:
         may wait, of each tenant.
         """
         pipeline, tenant = opening.pipeline, opening.tenant
+        if opening.returning:
+            return True
         if not opening.queued:
             return False
         others = [known for known in self.waiting(pipeline.name) if known is not opening]
@@ -385,35 +439,38 @@ class Openings:
         )
         return ahead < pipeline.limits.waiting + places
 
-    def _ahead(self, opening: Opening) -> int:
-        """Others of its pipeline that wait for a place, and not for one that is made for them."""
-        others = self.waiting(opening.pipeline.name)
-        return sum(not (o.trying or o.evicting or o is opening) for o in others)
-
-    def _free(self, lack: Lack, pipeline: Pipeline, holders: int) -> int:
-        """How much of what is lacking nobody has, as far as is known."""
-        match lack.kind:
-            case "stage":
-                return self._capacity.get(lack, holders) - holders
-            case "tenant":
-                return (pipeline.limits.sessions_per_tenant or holders) - holders
-        return pipeline.limits.sessions - holders
+    def _supply(self, lack: Lack, opening: Opening, now_ms: float) -> Supply | None:
+        """What is known of something that `opening` may lack; None where that is nothing."""
+        pipeline, holders = opening.pipeline, lack.holders(self._admission, now_ms)
+        capacity: int | None = pipeline.limits.sessions
+        if lack.kind == "tenant":
+            capacity = pipeline.limits.sessions_per_tenant
+        elif lack.kind == "stage":
+            capacity = self._capacity.get(lack)
+        if capacity is None:
+            return None
+        ahead = [
+            known
+            for known in self._openings
+            if not (known is opening or known.trying or known.evicting) and lack in _needs(known)
+        ]
+        returning = [known.pipeline.name for known in ahead if known.returning]
+        return Supply(lack, holders, capacity - len(holders), len(ahead), returning)
 
     def _promised(self, lack: Lack, opening: Opening, now_ms: float) -> bool:
         """Whether a promise could not be kept if `opening` were let in."""
         if not self._promises.binding(lack, opening.number):
             return False
-        holders = lack.holders(self._admission, now_ms)
-        free = self._free(lack, opening.pipeline, len(holders))
+        supply = self._supply(lack, opening, now_ms)
         name = opening.pipeline.name
-        return self._promises.broken(lack, opening.number, name, free, holders, now_ms)
+        return supply is not None and self._promises.broken(supply, opening.number, name, now_ms)
 
-    def _promise(self, lack: Lack, opening: Opening, now_ms: float) -> int | None:
+    def _promise(self, opening: Opening, now_ms: float) -> int | None:
         """In how many ms it would be let in; None where that is not known."""
-        holders = lack.holders(self._admission, now_ms)
-        free = self._free(lack, opening.pipeline, len(holders))
-        ahead, number = self._ahead(opening), self._next_number()
-        return self._promises.make(lack, number, ahead, free, holders, now_ms)
+        supplies = (self._supply(lack, opening, now_ms) for lack in _needs(opening))
+        known = [supply for supply in supplies if supply is not None]
+        number, name = self._next_number(), opening.pipeline.name
+        return self._promises.make(known, number, name, opening.tenant, now_ms)
 
     def _next_number(self) -> int:
         self._number += 1
@@ -456,6 +513,17 @@ class Openings:
 def _needs(opening: Opening) -> Iterator[Lack]:
     """All that it may lack."""
     return of_all(opening.pipeline, opening.tenant)
+
+
+def _of(lack: Lack, error: AntiphonError) -> AntiphonError:
+    """What a stage has refused, with its name."""
+    return CapacityExceeded(
+        f"stage {lack.name}: {error.message}", field=error.field, code=error.code
+    )
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def _wants_room(error: AntiphonError) -> bool:

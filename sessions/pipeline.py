@@ -107,8 +107,10 @@ class Pipeline:
     opening_order: tuple[str, ...] = ()
     state: str = ""
     """The stage that keeps the state of a step loop; "" where it is the first one."""
-    priority: int | None = 0
-    """Sessions of a lower one are parked first to make room for others; None: none are."""
+    priority: int = 0
+    """Opens of a higher one are let in first; sessions of a lower one are parked first."""
+    parks: bool = True
+    """Whether the state of its sessions may be parked to make room for others."""
     durable: bool = False
     """Whether their state is in the host's store as it is after each turn."""
     control: Control = Control()

@@ -70,7 +70,7 @@ class Stages:
                 act,
                 pipeline.output_edge(stage),
                 tenant=tenant,
-                priority=pipeline.priority,
+                priority=pipeline.priority if pipeline.parks else None,
                 durable_until_s=expires_at_s if pipeline.durable else None,
                 peer=lambda of: bindings[of],
             )
@@ -234,7 +234,9 @@ class Stages:
         if self._lifecycle.state is State.OPENING and given_back:
             self.open()
         elif self._lifecycle.state is State.OPENING:
-            error = CapacityExceeded(f"the worker of stage {stage} was lost").info()
+            error = CapacityExceeded(
+                f"the worker of stage {stage} was lost", code="engine_unavailable"
+            ).info()
             self._close(CloseReason.ENGINE_LOST, error)
         elif self._lifecycle.live:
             self._emit(Restoring(stage))

@@ -210,7 +210,7 @@ class StepMachine:
         if self._lost:
             covered = self._cover.covers_loss(self._now_ms)
             if not (covered and self._answer_safely(verb, Reason.STATE_LOST)):
-                raise state_lost(self._committed, self._lost_why)
+                raise state_lost(self._committed, self._lost_why, self._restorable)
             return
         self._check(verb)
         if verb.since_ms is None:
@@ -475,7 +475,7 @@ class StepMachine:
                 self._tell_lost()
         elif flight.flow is None and flight.last_word is None:
             # It has not come to this stage yet, and must not begin on another state.
-            flight.given_up = state_lost(self._committed, self._lost_why).info()
+            flight.given_up = state_lost(self._committed, self._lost_why, self._restorable).info()
             self._stop(flight)
 
     def _tell_lost(self) -> None:

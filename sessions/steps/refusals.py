@@ -21,10 +21,14 @@ def misplaced(step: int, committed: int) -> InvalidRequest:
     )
 
 
-def state_lost(committed: int, why: str | None = None) -> SessionStateLost:
-    """Nothing works on the state that came after step `committed` until it begins anew."""
+def state_lost(
+    committed: int, why: str | None = None, restorable: int | None = None
+) -> SessionStateLost:
+    """Nothing works on the state that came after step `committed` until it begins anew, or is
+    that after step `restorable`, where that is stored."""
     reason = "" if why is None else f" ({why})"
-    return SessionStateLost(f"the state after step {committed} is lost{reason}: reset it")
+    again = "reset it" if restorable is None else f"restore that after step {restorable}, or reset"
+    return SessionStateLost(f"the state after step {committed} is lost{reason}: {again}")
 
 
 def nothing_to_restore() -> InvalidRequest:

@@ -318,7 +318,7 @@ async def test_with_the_store_full_nobody_is_parked_and_the_next_is_refused() ->
 
 
 async def test_a_pipeline_that_wants_no_parking_is_left_alone() -> None:
-    async with playing(places=2, pipeline=replace(WORLD, priority=None)) as game:
+    async with playing(places=2, pipeline=replace(WORLD, parks=False)) as game:
         for _ in range(2):
             await (await game.join()).step()
         answer = await game.http.post("/v1/sessions", json={})
@@ -399,3 +399,24 @@ async def test_f1_a_thousand_that_vanish_leave_room_for_the_next() -> None:
                 assert ready.status_code == 200
         for _ in range(5):
             await (await game.join()).step()
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+async def test_strict_readiness_is_full_only_while_the_next_open_would_be_refused(
+    waiting: int,
+) -> None:
+    limits = replace(WORLD.limits, waiting=waiting, wait_ms=300)
+    async with playing(places=1, pipeline=replace(WORLD, parks=False, limits=limits)) as game:
+        player = await game.join()
+        refused = await game.http.post("/v1/sessions", json={})
+        assert refused.json()["error"]["code"] == "capacity_exceeded"
+        await game.http.delete(f"/v1/sessions/{player.id}")
+        async with asyncio.timeout(20):
+            while (await strictly_ready(game)).status_code != 200:
+                pass
+        assert (await game.http.post("/v1/sessions", json={})).status_code == 201
+
+
+async def strictly_ready(game: Game) -> httpx.Response:
+    """Whether one more would be let in."""
+    return await game.http.get("/readyz", params={"pipeline": WORLD.name, "capacity": "1"})

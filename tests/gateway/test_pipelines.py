@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gateway.pipelines import catalogue
 from protocol.config import Config
 from sessions.pipeline import Control
@@ -49,6 +51,21 @@ def test_a_voice_answers_to_its_aliases() -> None:
 def test_a_pipeline_without_voices_leaves_the_choice_to_its_engine() -> None:
     pipeline = catalogue(CONFIG).pipelines["other"]
     assert pipeline.voices == {pipeline.voice: pipeline.voice}
+
+
+@pytest.mark.parametrize("durability", ["none", "park", "turn"])
+def test_a_priority_holds_whether_or_not_sessions_are_parked(durability: str) -> None:
+    section = {
+        "kind": "world",
+        "outputs": {"frames": "world"},
+        "priority": 7,
+        "durability": durability,
+    }
+    config = Config.model_validate(
+        {"stages": {"world": {"engine": "synthetic"}}, "pipelines": {"game": section}}
+    )
+    pipeline = catalogue(config).pipelines["game"]
+    assert (pipeline.priority, pipeline.parks) == (7, durability != "none")
 
 
 def test_limits_are_told_in_ms() -> None:

@@ -63,6 +63,17 @@ def test_open_binds_every_stage_in_order() -> None:
     assert harness.directory.get("sess_1") is not None
 
 
+def test_an_open_whose_worker_is_lost_wants_a_worker_and_no_room() -> None:
+    harness = Harness(opened=False)
+    harness.answer_opens = False
+    harness.feed(OpenRequested())
+    harness.lose("listen")
+    error = harness.session.error
+    assert error is not None
+    assert (error.code, error.kind) == ("engine_unavailable", ErrorKind.CAPACITY)
+    assert harness.released is not None
+
+
 @pytest.mark.parametrize("stage", ["listen", "think", "speak"])
 def test_an_open_that_one_stage_refuses_gives_everything_back(stage: str) -> None:
     harness = Harness(opened=False)

@@ -3,153 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable
 
 import pytest
 
-from protocol.errors import (
-    AntiphonError,
-    CapacityExceeded,
-    InvalidRequest,
-    SessionTooLarge,
-    TenantShareExceeded,
-)
-from sessions.admission import Admission
-from sessions.openings import AT_ONCE, Opening, Openings, Position
-from sessions.pipeline import Kind, Limits, Pipeline
-from sessions.promises import KEPT_MS
-
-
-def pipeline(name: str = "voice", *stages: str, **limits: int) -> Pipeline:
-    names = stages or ("think",)
-    return Pipeline(name, names, (), {"text": names[-1]}, limits=Limits(**limits), kind=Kind.WORLD)
-
-
-class Asker:
-    """Somebody who asks for a session, and what became of that."""
-
-    def __init__(self, it: Gateway, name: str, opening: Opening) -> None:
-        self.name = name
-        self.opening = opening
-        self.positions: list[int] = []
-        self.estimates: list[int | None] = []
-        self.error: AntiphonError | None = None
-        self.open = False
-        self._it = it
-
-    @property
-    def refused(self) -> str | None:
-        """The code that it was refused with."""
-        return None if self.error is None else self.error.code
-
-    def leaves(self) -> None:
-        """It waits no more."""
-        self._it.openings.withdraw(self.opening, self._it.now_ms)
-        self._it.settle()
-
-
-class Gateway:
-    """What hosts the sessions: each is open as soon as it has been begun, unless a stage of it
-    has no room (`rooms`, by stage), and until it `ends`."""
-
-    def __init__(self, **rooms: int) -> None:
-        self.now_ms = 0.0
-        self.admission = Admission()
-        self.victims: list[str] = []
-        self.evicted: list[str] = []
-        self.openings = Openings(self.admission, self._evict)
-        self.rooms = rooms
-        self.begun: list[str] = []
-        self.askers: dict[str, Asker] = {}
-        self.answers = True
-        """Whether workers answer at once."""
-        self._unanswered: list[Asker] = []
-        self.invalid: set[str] = set()
-        self.share: set[str] = set()
-        """Tenants that have their share of every stage."""
-
-    def ask(self, name: str, spec: Pipeline, tenant: str = "t", priority: int = 0) -> Asker:
-        """Somebody asks."""
-        asker: Asker
-
-        def begin() -> None:
-            if name in self.invalid:
-                raise InvalidRequest("no such voice")
-            self.admission.take(spec, tenant, name, self.now_ms)
-            self.begun.append(name)
-            self._unanswered.append(asker)
-
-        def told(position: Position) -> None:
-            asker.positions.append(position.position)
-            asker.estimates.append(position.estimate_ms)
-
-        def refused(error: AntiphonError) -> None:
-            assert asker.error is None
-            asker.error = error
-
-        asker = Asker(self, name, Opening(spec, tenant, priority, begin, told, refused))
-        self.askers[name] = asker
-        self.openings.ask(asker.opening, self.now_ms)
-        self.settle()
-        return asker
-
-    def settle(self) -> None:
-        """Workers answer what they were asked."""
-        while self.answers and self._unanswered:
-            self.answer(self._unanswered.pop(0))
-
-    def answer(self, asker: Asker) -> None:
-        """The workers of a session answer."""
-        spec = asker.opening.pipeline
-        for stage in spec.stages:
-            room = self.rooms.get(stage)
-            held = sum(
-                stage in other.opening.pipeline.stages
-                for other in self.askers.values()
-                if other.open
-            )
-            error: AntiphonError | None = None
-            if asker.opening.tenant in self.share:
-                error = TenantShareExceeded("your share is taken")
-            elif room is not None and room < 0:
-                error = SessionTooLarge("it would never fit")
-            elif room is not None and held >= room:
-                error = CapacityExceeded(f"no bytes on {stage}")
-            if error is not None:
-                self._give_back(asker, opened=False)
-                self.openings.failed(asker.opening, error, stage, self.now_ms)
-                return
-        asker.open = True
-        self.openings.opened(asker.opening, self.now_ms)
-
-    def ends(self, name: str) -> None:
-        """A session ends."""
-        asker = self.askers[name]
-        asker.open = False
-        self._give_back(asker, opened=True)
-        for stage in asker.opening.pipeline.stages:
-            self.openings.room_on(stage)
-        self.openings.serve(self.now_ms)
-        self.settle()
-
-    def waits_until(self, now_ms: float) -> None:
-        """Time passes, and what is due is done."""
-        while (due := self.openings.deadline_ms) is not None and due <= now_ms:
-            self.now_ms = max(self.now_ms, due)
-            self.openings.serve(self.now_ms)
-            self.settle()
-        self.now_ms = now_ms
-
-    def _give_back(self, asker: Asker, *, opened: bool) -> None:
-        name = asker.opening.pipeline.name
-        self.admission.give_back(name, asker.name, self.now_ms, opened=opened)
-
-    def _evict(self, spec: Pipeline, tenant: str) -> bool:
-        if not self.victims:
-            return False
-        self.evicted.append(self.victims.pop(0))
-        return True
+from protocol.errors import CapacityExceeded
+from sessions.openings import AT_ONCE
+from sessions.promises import KEPT_MS, PATIENCE_MS
+from tests.sessions.asking import Asker, Gateway, pipeline, seen
 
 
 def test_fifty_opens_for_three_places_are_served_in_their_order() -> None:
@@ -228,7 +88,7 @@ def test_who_stands_behind_a_stage_without_room_is_told_so() -> None:
     voice = pipeline(sessions=9, waiting=5, wait_ms=3_000)
     it.ask("a", voice)
     first, second = it.ask("b", voice), it.ask("c", voice)
-    assert second.opening.reason is not None
+    assert it.openings.why(second.opening) == "stage think: no bytes on think"
     it.waits_until(3_000.0)
     for asker in (first, second):
         assert asker.error is not None
@@ -399,12 +259,6 @@ def test_what_fails_while_the_gateway_closes_does_not_wait_again() -> None:
     assert len(it.openings) == 0
 
 
-def seen(it: Gateway, *lengths_ms: float, name: str = "voice") -> None:
-    """Sessions of these lengths have ended before."""
-    for length_ms in lengths_ms:
-        it.admission.forecast.ended(name, length_ms)
-
-
 def test_the_estimate_follows_from_how_long_sessions_last() -> None:
     it = Gateway()
     seen(it, *[10_000.0] * 10)
@@ -419,7 +273,7 @@ def test_the_estimate_follows_from_how_long_sessions_last() -> None:
 
 def test_who_is_refused_is_told_when_a_place_will_be_free_and_the_next_a_later_time() -> None:
     it = Gateway()
-    seen(it, *[10_000.0] * 10)
+    seen(it, *[10_000.0] * 40)
     voice = pipeline(sessions=2)
     it.ask("a", voice)
     it.now_ms = 4_000.0
@@ -428,7 +282,8 @@ def test_who_is_refused_is_told_when_a_place_will_be_free_and_the_next_a_later_t
     assert [None if error is None else error.retry_after_ms for error in waits] == [
         pytest.approx(6_000, abs=50),
         pytest.approx(10_000, abs=50),
-        None,
+        # Who was told first will be here from 6 s to 16 s.
+        pytest.approx(16_000, abs=100),
     ]
 
 
@@ -440,27 +295,35 @@ def test_nothing_is_promised_of_which_nothing_is_known() -> None:
     assert error.retry_after_ms is None
 
 
-def clients_keep_to_it(it: Gateway) -> None:
-    """Others have come back when they were told to."""
-    it.now_ms -= 60_000.0
-    alone = pipeline("other", "elsewhere", sessions=1)
-    seen(it, *[1_000.0] * 10, name="other")
+def told_ms(asker: Asker) -> int:
+    """What it was told when it was refused."""
+    assert asker.error is not None
+    assert asker.error.retry_after_ms is not None
+    return asker.error.retry_after_ms
+
+
+def clients_keep_to_it(it: Gateway, length_ms: float) -> None:
+    """Others have come back when they were told to; sessions last so long."""
+    it.now_ms = -1e6
+    voice = pipeline(sessions=1)
+    seen(it, *[length_ms] * 40)
+    last = it.ask("first", voice)
     for n in range(6):
-        it.ask(f"holder {n}", alone)
-        error = it.ask(f"refused {n}", alone).error
-        assert error is not None
-        assert error.retry_after_ms is not None
-        it.now_ms += error.retry_after_ms
-        it.ends(f"holder {n}")
-        assert it.ask(f"again {n}", alone).open
-        it.ends(f"again {n}")
+        it.now_ms += length_ms - 100.0
+        wait_ms = told_ms(it.ask(f"refused {n}", voice))
+        it.now_ms += 100.0
+        it.ends(last.name)
+        it.now_ms += wait_ms - 100.0
+        last = it.ask(f"again {n}", voice)
+        assert last.open
+    it.now_ms += length_ms
+    it.ends(last.name)
     it.now_ms = 0.0
 
 
 def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
     it = Gateway()
-    clients_keep_to_it(it)
-    seen(it, *[10_000.0] * 10)
+    clients_keep_to_it(it, 10_000.0)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
     error = it.ask("b", voice).error
@@ -478,8 +341,7 @@ def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
 
 def test_where_clients_do_not_come_back_when_they_were_told_nothing_is_kept_for_them() -> None:
     it = Gateway()
-    clients_keep_to_it(it)
-    seen(it, *[1_000.0] * 10)
+    clients_keep_to_it(it, 1_000.0)
     voice = pipeline(sessions=1)
     kept = 0
     for n in range(12):
@@ -497,8 +359,7 @@ def test_where_clients_do_not_come_back_when_they_were_told_nothing_is_kept_for_
 
 def test_a_promise_that_nobody_comes_for_binds_nobody() -> None:
     it = Gateway()
-    clients_keep_to_it(it)
-    seen(it, *[10_000.0] * 10)
+    clients_keep_to_it(it, 10_000.0)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
     error = it.ask("b", voice).error
@@ -511,8 +372,7 @@ def test_a_promise_that_nobody_comes_for_binds_nobody() -> None:
 
 def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> None:
     it = Gateway()
-    clients_keep_to_it(it)
-    seen(it, *[1_000.0] * 10)
+    clients_keep_to_it(it, 1_000.0)
     voice = pipeline(sessions=1)
     it.ask("a", voice)
     it.ask("b", voice)  # Promised for 1,000 ms.
@@ -523,8 +383,7 @@ def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> 
 
 def test_who_waits_is_not_put_behind_a_promise_that_came_later() -> None:
     it = Gateway()
-    clients_keep_to_it(it)
-    seen(it, *[10_000.0] * 10)
+    clients_keep_to_it(it, 10_000.0)
     voice = pipeline(sessions=1, waiting=1)
     it.ask("a", voice)
     waits = it.ask("b", voice)
@@ -533,60 +392,187 @@ def test_who_waits_is_not_put_behind_a_promise_that_came_later() -> None:
     assert waits.open
 
 
-@pytest.mark.parametrize("kind", ["places", "stage"])
-@pytest.mark.parametrize("draw", ["fixed", "uniform", "exponential"])
-def test_nine_of_ten_who_come_back_when_they_were_told_to_are_let_in(kind: str, draw: str) -> None:
-    """Twelve clients for six places: each holds one for a while, goes, pauses and comes again;
-    who is refused comes back at `retry_after_ms`, a little late as on a network."""
-    drawn = random.Random(f"{kind} {draw}")
-    it = Gateway(think=6) if kind == "stage" else Gateway()
-    voice = pipeline(sessions=6 if kind == "places" else 100)
+def test_who_comes_when_it_was_told_to_waits_a_moment_for_the_next_place() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=1)
+    it.ask("a", voice)
+    it.now_ms = told_ms(it.ask("b", voice))
+    waits = it.ask("b again", voice)
+    assert waits.error is None
+    it.waits_until(it.now_ms + PATIENCE_MS - 1)
+    assert it.ask("c", voice).refused == "capacity_exceeded"
+    it.ends("a")
+    assert waits.open
 
-    def length_ms() -> float:
-        match draw:
-            case "fixed":
-                return 8_000.0
-            case "uniform":
-                return drawn.uniform(2_000.0, 14_000.0)
-        return drawn.expovariate(1 / 8_000.0)
 
-    due: list[tuple[float, int, Callable[[], None]]] = []
-    counts = {"told": 0, "let in": 0}
-    number = 0
+def test_it_is_refused_when_that_takes_longer_and_the_next_is_told_a_later_time() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=1)
+    it.ask("a", voice)
+    it.now_ms = told_ms(it.ask("b", voice))
+    waits = it.ask("b again", voice)
+    it.waits_until(it.now_ms + PATIENCE_MS)
+    assert waits.refused == "capacity_exceeded"
 
-    def at(when_ms: float, do: Callable[[], None]) -> None:
-        nonlocal number
-        number += 1
-        due.append((when_ms, number, do))
 
-    def come(told: bool) -> None:
-        nonlocal number
-        number += 1
-        name = f"{number}"
-        asker = it.ask(name, voice)
-        if told and it.now_ms > 100_000.0:
-            counts["told"] += 1
-            counts["let in"] += asker.open
-        if asker.open:
-            at(it.now_ms + length_ms(), lambda: go(name))
-            return
-        assert asker.error is not None
-        wait_ms = asker.error.retry_after_ms
-        if wait_ms is None:
-            at(it.now_ms + drawn.uniform(100.0, 4_000.0), lambda: come(False))
-        else:
-            at(it.now_ms + wait_ms + drawn.uniform(1.0, 40.0), lambda: come(True))
+def test_who_comes_when_it_was_told_to_stands_before_who_came_since() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=2, waiting=1)
+    it.ask("a", voice)
+    it.ask("a2", voice)
+    first = it.ask("b", voice)
+    due_ms = told_ms(it.ask("c", voice))
+    it.waits_until(9_900.0)
+    it.ends("a")
+    assert first.open
+    since = it.ask("d", voice)
+    it.waits_until(due_ms)
+    again = it.ask("c again", voice)
+    assert (again.positions, since.positions) == ([1], [1, 2])
+    it.ends("a2")
+    assert again.open
+    assert not since.open
 
-    def go(name: str) -> None:
-        it.ends(name)
-        at(it.now_ms + drawn.expovariate(1 / 3_000.0), lambda: come(False))
 
-    for _ in range(12):
-        at(drawn.uniform(0.0, 2_000.0), lambda: come(False))
-    while it.now_ms < 2_000_000.0:
-        due.sort()
-        when_ms, _, do = due.pop(0)
-        it.waits_until(when_ms)
-        do()
-    assert counts["told"] > 300
-    assert counts["let in"] / counts["told"] >= 0.9
+def test_who_finds_that_somebody_else_came_for_its_promise_stands_there_all_the_same() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=1)
+    it.ask("a", voice)
+    it.now_ms = told_ms(it.ask("b", voice))
+    it.ends("a")
+    assert it.ask("another", voice).open
+    it.waits_until(it.now_ms + 30.0)
+    again = it.ask("b again", voice)
+    assert again.error is None
+    it.ends("another")
+    assert again.open
+
+
+def test_a_promise_is_taken_up_by_nobody_of_another_tenant() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=1)
+    it.ask("a", voice)
+    it.now_ms = told_ms(it.ask("b", voice, "one"))
+    it.ends("a")
+    assert it.ask("c", voice, "two").refused == "capacity_exceeded"
+    assert it.ask("b again", voice, "one").open
+
+
+def test_what_is_promised_of_a_stage_is_told_with_its_name() -> None:
+    it = Gateway(think=1)
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=9)
+    it.ask("a", voice)
+    due_ms = told_ms(it.ask("b", voice))
+    it.now_ms = due_ms - 10.0
+    it.ends("a")
+    early = it.ask("c", voice)
+    assert early.error is not None
+    assert early.error.message.startswith("stage think: ")
+
+
+def test_after_broken_promises_later_times_are_told() -> None:
+    def told(broken: int) -> int:
+        it = Gateway()
+        clients_keep_to_it(it, 10_000.0)
+        seen(it, *[1_000.0 * n for n in range(1, 101)])
+        voice = pipeline(sessions=2)
+        for n in range(broken):
+            holders = [it.ask(f"{name} {n}", voice) for name in "ab"]
+            it.waits_until(it.now_ms + told_ms(it.ask(f"c {n}", voice)))
+            again = it.ask(f"d {n}", voice)
+            it.waits_until(it.now_ms + PATIENCE_MS)
+            assert again.error is not None
+            it.now_ms += 1e6
+            for holder in holders:
+                it.admission.give_back("voice", holder.name, it.now_ms, opened=False)
+            it.openings.serve(it.now_ms)
+        it.ask("a", voice)
+        it.ask("b", voice)
+        return told_ms(it.ask("c", voice))
+
+    assert told(3) > told(0)
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_a_stage_without_room_is_full_until_something_has_changed_there(waiting: int) -> None:
+    it = Gateway(think=1)
+    voice = pipeline(sessions=9, waiting=waiting, wait_ms=1_000)
+    it.ask("a", voice)
+    assert not it.openings.full(voice, it.now_ms)
+    refused = it.ask("b", voice)
+    it.waits_until(2_000.0)
+    assert refused.refused == "capacity_exceeded"
+    assert it.openings.full(voice, it.now_ms)
+    it.ends("a")
+    assert not it.openings.full(voice, it.now_ms)
+
+
+def test_room_that_is_made_while_a_stage_is_asked_is_not_missed() -> None:
+    it = Gateway(think=0)
+    it.answers = False
+    waits = it.ask("a", pipeline(sessions=9, waiting=5))
+    it.openings.room_on("think")
+    it.answers = True
+    it.settle()
+    it.rooms["think"] = 1
+    it.waits_until(5_000.0)
+    assert waits.open
+
+
+def test_who_waits_for_a_share_of_its_own_makes_it_full_for_nobody_else() -> None:
+    it = Gateway()
+    voice = pipeline(sessions=4, sessions_per_tenant=2, waiting=3)
+    for name in "abcde":
+        it.ask(name, voice, "one")
+    assert not it.openings.full(voice, it.now_ms)
+    assert it.ask("f", voice, "two").open
+
+
+def test_where_others_wait_for_what_it_needs_it_is_full() -> None:
+    it = Gateway()
+    voice = pipeline(sessions=1, waiting=3)
+    it.ask("a", voice)
+    it.ask("b", voice)
+    assert it.openings.full(voice, it.now_ms)
+
+
+def test_where_what_is_free_is_promised_it_is_full() -> None:
+    it = Gateway()
+    clients_keep_to_it(it, 10_000.0)
+    voice = pipeline(sessions=1)
+    it.ask("a", voice)
+    it.now_ms = told_ms(it.ask("b", voice)) - 10.0
+    it.ends("a")
+    assert it.openings.full(voice, it.now_ms)
+    it.now_ms += 10.0 + KEPT_MS
+    it.openings.serve(it.now_ms)
+    assert not it.openings.full(voice, it.now_ms)
+
+
+def test_an_operator_is_told_what_each_waits_for() -> None:
+    it = Gateway()
+    voice = pipeline(sessions=3, sessions_per_tenant=2, waiting=3)
+    for name in "abc":
+        it.ask(name, voice, "one")
+    it.ask("d", voice, "two")
+    own, place = it.openings.waiting("voice")[0], it.ask("e", voice, "two").opening
+    assert "sessions_per_tenant" in (it.openings.why(own) or "")
+    assert it.openings.why(place) == "pipeline voice serves 3 sessions and all are taken"
+
+
+def test_a_worker_that_is_missing_is_no_want_of_room() -> None:
+    it = Gateway(think=1)
+    voice = pipeline(sessions=9)
+    seen(it, *[1_000.0] * 40)
+    it.ask("a", voice)
+    it.missing.add("think")
+    for name in "bc":
+        error = it.ask(name, voice).error
+        assert error is not None
+        assert (error.code, error.retry_after_ms) == ("engine_unavailable", None)

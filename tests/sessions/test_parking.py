@@ -119,7 +119,7 @@ def test_a_wish_for_room_is_not_remembered_for_ever() -> None:
 
 
 def test_what_is_never_to_be_parked_is_not_by_the_operator_either() -> None:
-    harness = Harness(replace(voice_pipeline(), priority=None), parks=(THINK,))
+    harness = Harness(replace(voice_pipeline(), parks=False), parks=(THINK,))
     harness.feed(ParkRequested())
     assert not harness.sent(Park, THINK)
 
@@ -374,12 +374,13 @@ def test_a_session_that_ends_leaves_nothing_in_the_store(when: str) -> None:
     assert harness.released is not None
 
 
-@pytest.mark.parametrize("priority", [None, 0, 3])
-def test_workers_are_told_who_makes_room_first(priority: int | None) -> None:
-    harness = Harness(replace(voice_pipeline(), priority=priority), opened=False)
+@pytest.mark.parametrize("priority", [0, 3])
+@pytest.mark.parametrize("parks", [True, False])
+def test_workers_are_told_who_makes_room_first(priority: int, parks: bool) -> None:
+    harness = Harness(replace(voice_pipeline(), priority=priority, parks=parks), opened=False)
     harness.feed(OpenRequested())
     opens = [command for _, command in harness.commands if isinstance(command, Open)]
-    assert [command.priority for command in opens] == [priority] * 3
+    assert [command.priority for command in opens] == [priority if parks else None] * 3
 
 
 def test_nothing_is_parked_of_a_session_that_ends() -> None:

@@ -262,8 +262,10 @@ class GatewayProcess(Process):
         priorities = deployment.profile.priorities
         priority = priorities[deployment.gateway_places.index(place) % len(priorities)]
         pipeline = deployment.profile.pipeline
-        durable = pipeline.durable and priority is not None
-        self.pipeline = replace(pipeline, priority=priority, durable=durable)
+        parks = priority is not None
+        self.pipeline = replace(
+            pipeline, priority=priority or 0, parks=parks, durable=pipeline.durable and parks
+        )
         self.placement = Placement()
         self.transfers = SimulatedTransfers(self)
         self.hosted = SimulatedSessions(self)
@@ -337,7 +339,7 @@ class GatewayProcess(Process):
         opening = Opening(
             self.pipeline,
             TENANT,
-            self.pipeline.priority or 0,
+            self.pipeline.priority,
             begin,
             client.stands,
             client.refused,

@@ -495,7 +495,10 @@ def test_the_state_after_another_step_is_gone_on_from_when_the_client_says_so(st
     harness.restore(step)
     assert said(harness.take()) == [("failed", 3, 2, "session_state_lost"), ("lost", 2, step)]
     harness.step(3)
-    assert said(harness.take()) == [("failed", 3, 2, "session_state_lost")]
+    refused = harness.take()
+    assert said(refused) == [("failed", 3, 2, "session_state_lost")]
+    assert isinstance(refused[0], StepFailed)
+    assert f"restore that after step {step}" in refused[0].error.message
     harness.say(Restore())
     harness.done(step + 1)
     assert said(harness.take()) == [("restored", step), ("done", step + 1, step + 1)]

@@ -37,16 +37,20 @@ class Queue(Invariant):
         opened one for another since."""
 
     def asked(self, client: Client) -> None:
-        """It comes behind all others."""
-        self._order(client).append(client)
+        """It comes behind all others, or where it stood when it was promised a place."""
+        assert client.gateway is not None
+        self._orders[client.gateway.incarnation].append(client)
 
     def unqueued(self, client: Client) -> None:
         """It stands there no more."""
         if client.view.created:
             for other in self._order(client):
                 self._failed_ms.pop(other, None)
+            if client.opening is not None and client.opening.returning:
+                self.count("opens that came for a promise")
         if client in self._order(client):
-            self._order(client).remove(client)
+            assert client.gateway is not None
+            self._orders[client.gateway.incarnation].remove(client)
 
     def begins(self, client: Client) -> None:
         """Nobody who came before it still waits."""
@@ -81,7 +85,9 @@ class Queue(Invariant):
             self.count("opens that waited")
         else:
             self.count("opens that moved up")
-            self.check(position.position < before, f"{client.name} moves from {before} to {at}")
+            pushed = any(other.opening.returning for other in order[: at - 1] if other.opening)
+            moves = position.position < before or (position.position > before and pushed)
+            self.check(moves, f"{client.name} moves from {before} to {at}")
         self._positions[client] = position.position
 
     def stepped(self, process: Process) -> None:
@@ -91,9 +97,10 @@ class Queue(Invariant):
             return
         openings, pipeline = process.hosted.openings, process.pipeline
         waiting = openings.waiting(pipeline.name)
-        known = [client.opening for client in self._orders[process.incarnation]]
+        order = _in_order(self._orders[process.incarnation])
+        known = [client.opening for client in order]
         self.check(known == waiting, f"{known} wait, and the gateway has {waiting}")
-        for at, client in enumerate(self._orders[process.incarnation], 1):
+        for at, client in enumerate(order, 1):
             told = self._positions.get(client)
             tries = client.opening is not None and client.opening.trying
             self.check(
@@ -117,4 +124,16 @@ class Queue(Invariant):
 
     def _order(self, client: Client) -> list[Client]:
         assert client.gateway is not None
-        return self._orders[client.gateway.incarnation]
+        return _in_order(self._orders[client.gateway.incarnation])
+
+
+def _in_order(asked: list[Client]) -> list[Client]:
+    """As they came, but for those who come for a promise: they stand before who came since."""
+    order: list[Client] = []
+    for client in asked:
+        at = len(order)
+        if client.opening is not None and client.opening.returning:
+            number = client.opening.number
+            at = sum(it.opening is not None and it.opening.number <= number for it in order)
+        order.insert(at, client)
+    return order

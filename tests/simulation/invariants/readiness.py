@@ -29,6 +29,8 @@ class I10Readiness(Invariant):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._looked_ms = 0.0
+        self._busy_ms = 0.0
+        """When a gateway last had a session, or somebody who wanted one."""
         self._last_alive_ms: dict[str, float] = {}
         self._progress: dict[str, tuple[int, float]] = {}
 
@@ -46,10 +48,27 @@ class I10Readiness(Invariant):
             progress, _ = self._progress.get(worker.incarnation, (-1, now_ms))
             if worker.control.progress != progress or not worker.control.waiting:
                 self._progress[worker.incarnation] = (worker.control.progress, now_ms)
-        for gateway in self.deployment.gateways.values():
-            if gateway is not None and not gateway.paused:
+        gateways = [known for known in self.deployment.gateways.values() if known is not None]
+        if any(len(it.hosted) or len(it.hosted.openings) or it.paused for it in gateways):
+            self._busy_ms = now_ms
+        for gateway in gateways:
+            if not gateway.paused:
+                self._look_for_room(gateway)
                 for stage in self.deployment.profile.stages:
                     self._look(gateway, stage)
+
+    def _look_for_room(self, gateway: GatewayProcess) -> None:
+        """Where nobody has anything, whoever came would be let in."""
+        replicas = [link.replica for link in gateway.links.values()]
+        if self.world.now_ms - max(self._busy_ms, gateway.disturbed_ms) <= MARGIN_MS or not all(
+            stage_health([it for it in replicas if it.stage == stage], gateway.now_ms)
+            is StageHealth.READY
+            for stage in self.deployment.profile.stages
+        ):
+            return
+        self.count("idle with room")
+        full = gateway.hosted.full(gateway.pipeline, gateway.now_ms)
+        self.check(not full, f"{gateway.place} takes itself for full, and nobody is there")
 
     def _look(self, gateway: GatewayProcess, stage: str) -> None:
         now_ms = self.world.now_ms

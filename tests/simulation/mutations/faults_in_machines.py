@@ -180,8 +180,8 @@ MUTATIONS = (
     Mutation(
         "who came last is let in first",
         "sessions/openings.py",
-        "        insort(self._openings, opening, key=lambda known: -known.priority)\n",
-        "        self._openings.insert(0, opening)\n",
+        "insort(self._openings, opening, key=lambda known: (-known.priority, known.number))",
+        "self._openings.insert(0, opening)",
     ),
     Mutation(
         "who leaves the queue is still counted",
@@ -212,8 +212,8 @@ MUTATIONS = (
     Mutation(
         "an open that finds no room is tried again at once",
         "sessions/openings.py",
-        "            elif lack is not None:\n                self._shut_off(lack, now_ms)\n",
-        "",
+        "                self._shut_off(lack, opening, now_ms)\n",
+        "                pass\n",
     ),
     Mutation(
         "a record is never removed",
