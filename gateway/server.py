@@ -13,6 +13,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.streams import StreamReader
 
 from protocol.errors import ConfigError
 from protocol.realtime import MAX_EVENT_BYTES
@@ -147,7 +149,7 @@ def server_config(
     return uvicorn.Config(
         app,
         http=_PromptHttp,
-        ws="websockets-sansio",
+        ws=_WebSocket,
         ws_max_size=ws_max_bytes,
         ws_ping_interval=PING_INTERVAL_S,
         ws_ping_timeout=PING_TIMEOUT_S,
@@ -164,6 +166,22 @@ def server_config(
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket that holds nothing once its connection is lost.
+
+    Its parser holds the last message and, as a generator of its own, itself: the collector would
+    find it, but as it counts objects and not bytes, after gigabytes.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        self.conn.parser.close()
+        self.conn.parser_exc = None
+        self.conn.reader = StreamReader()
+        self.frames = []
 
 
 class GatewayServer(uvicorn.Server):
