@@ -43,7 +43,12 @@ _DESCRIPTIONS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     Restoring: lambda output: ("restoring", {"stage": output.stage}),
     Restored: lambda output: (
         "restored",
-        {"stage": output.stage, "origin": output.origin.value},
+        {
+            "stage": output.stage,
+            "origin": output.origin.value,
+            **_failed(output.error),
+            **({} if output.error is None else {"reason": output.error.message}),
+        },
     ),
     SessionEnded: lambda output: ("closing", {"reason": output.reason, **_failed(output.error)}),
 }

@@ -222,7 +222,7 @@ class ScriptedHost:
     def evict_session(self, session: str) -> None:
         raise self._no(session)
 
-    def park_session(self, session: str) -> tuple[str, ...]:
+    async def park_session(self, session: str) -> tuple[tuple[str, ...], dict[str, str]]:
         raise self._no(session)
 
     def restore_session(self, session: str) -> tuple[str, ...]:
