@@ -87,6 +87,7 @@ from workers.control_events import (
     ShuttingDown,
     SignalSession,
     StartTurn,
+    StoredFound,
     Tick,
     TurnCommitted,
     TurnFinished,
@@ -216,6 +217,9 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._account()
+        if self._parking is not None:
+            for stored in await self._parking.stored():
+                self._tell(StoredFound(*stored))
         self._tell(EngineReady())
         _log.info("ready")
         on_ready()

@@ -211,6 +211,19 @@ async def test_it_is_parked_and_restored_by_the_operator() -> None:
         await player.step()
 
 
+async def test_a_worker_knows_what_the_one_before_it_has_stored() -> None:
+    async with playing(places=2) as game:
+        player = await game.join()
+        await player.step()
+        await game.gateway.host.park_session(player.id)
+        served = game.gateway.served
+        await served.replace("world")
+        await served.ready()
+        stored = served.workers["world"]._control._parked[player.id]
+        assert stored.owner == game.gateway.host.incarnation
+        await player.step()
+
+
 async def test_the_operator_is_told_that_the_store_is_full() -> None:
     async with playing(places=2, store_bytes=1) as game:
         player = await game.join()
