@@ -48,9 +48,9 @@ def check_machine(file: ConfigFile) -> None:
     try:
         share_of_memory(file.config)
     except ConfigError as error:
-        name = error.field or ""
-        reason = error.message.removeprefix(f"{name}: ")
-        problems.append(file.source.problem(tuple(name.split(".")), reason))
+        field = error.field or ""
+        message = error.message.removeprefix(f"{field}: ")
+        problems.append(file.source.problem(tuple(field.split(".")), message))
     disk = file.config.parking.disk
     if disk is not None and (reason := unusable(disk.expanduser().absolute())) is not None:
         problems.append(file.source.problem(("parking", "disk"), reason))
