@@ -64,11 +64,11 @@ class AdminApi:
         return _json({"id": session, "closing": True}, 202)
 
     async def park_session(self, request: Request) -> Response:
-        """`POST /v1/admin/sessions/{id}/park`: put its state away, where that can be done now."""
+        """`POST /v1/admin/sessions/{id}/park`: put its state away; the answer comes when it is."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
-        stages = self._host.park_session(session)
-        return _json({"id": session, "parked": stages}, 202)
+        stages, kept = await self._host.park_session(session)
+        return _json({"id": session, "parked": stages, "kept": kept})
 
     async def restore_session(self, request: Request) -> Response:
         """`POST /v1/admin/sessions/{id}/restore`: bring back what is parked of it."""

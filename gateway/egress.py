@@ -43,7 +43,9 @@ class Egress:
     """
 
     def __init__(
-        self, on_blocked: Callable[[bool], None], limits: EgressLimits | None = None
+        self,
+        on_blocked: Callable[[bool], None] = lambda blocked: None,
+        limits: EgressLimits | None = None,
     ) -> None:
         self._on_blocked = on_blocked
         self._limits = limits or EgressLimits()
@@ -67,6 +69,19 @@ class Egress:
     def blocked(self) -> bool:
         """Whether the producer was told to stop, and not yet to go on."""
         return self._blocked
+
+    def tell(self, on_blocked: Callable[[bool], None]) -> None:
+        """From now on this is called, and at once where the producer has to stop."""
+        self._on_blocked = on_blocked
+        if self._blocked:
+            on_blocked(True)
+
+    def close(self) -> None:
+        """The client is gone: drop what waits, and tell nobody any more."""
+        self._on_blocked = lambda blocked: None
+        self.finish()
+        self._frames.clear()
+        self._bytes = 0
 
     def put(self, frame: Frame, *, told_again: bool = False) -> None:
         """Queue a frame. After `finish` or an overflow it is dropped: nobody will read it.
@@ -122,6 +137,8 @@ class Egress:
             raise
         finally:
             self._drainer = None
+            # The error that ends a task holds this frame.
+            del task
 
     async def _drain(self, send: Send) -> None:
         while True:

@@ -42,6 +42,7 @@ from protocol.deadline_timer import DeadlineTimer
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
+    EngineFailed,
     InvalidRequest,
     NotFound,
     SessionBusy,
@@ -69,6 +70,12 @@ from sessions.steps.events import EmergencyStop, Step
 
 ENDED = 1024
 """Sessions whose end is remembered, so that who closes one of them is not refused."""
+
+
+def _commonness(error: AntiphonError) -> int:
+    if isinstance(error, SessionBusy):
+        return 1
+    return 2 if isinstance(error, InvalidRequest) else 0
 
 
 def new_id(prefix: str) -> str:
@@ -391,16 +398,35 @@ class GatewayHost:
             raise SessionBusy("a turn of this session is in flight")
         self.handle(session, CloseRequested(CloseReason.EVICTED))
 
-    def park_session(self, session: str) -> tuple[str, ...]:
-        """Have the state of a session put away where it can be. Raises NotFound, and
-        SessionBusy where it can nowhere."""
-        known = self._find(session, None).session
+    async def park_session(self, session: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Put the state of a session away: the stages where it is once that is done, and why
+        it is not at the others.
+
+        Where it is at none it raises why: NotFound, SessionBusy, InvalidRequest where it can
+        never be, and CapacityExceeded where the store has no room.
+        """
+        clients = self._find(session, None)
+        known = clients.session
         self.handle(session, ParkRequested())
-        if not known.parked:
-            raise SessionBusy(
-                "no stage of this session can be parked now: it has work, or its engines cannot"
-            )
-        return known.parked
+        kept = known.kept
+        parked = set(known.stored)
+        asked = known.putting_away
+        outcomes = await asyncio.gather(*(clients.put_away(stage) for stage in asked))
+        for stage, error in zip(asked, outcomes, strict=True):
+            if error is not None:
+                kept[stage] = error
+            elif stage in known.doubtful:
+                kept[stage] = EngineFailed(
+                    f"the worker of stage {stage} was lost while it stored the state:"
+                    " whether it did shows when it is needed"
+                )
+            else:
+                parked.add(stage)
+        if not parked:
+            # What went wrong says more than what has work, and that more than what never can.
+            raise min(kept.values(), key=_commonness)
+        stages = tuple(stage for stage in known.pipeline.stages if stage in parked)
+        return stages, {stage: error.message for stage, error in kept.items()}
 
     def restore_session(self, session: str) -> tuple[str, ...]:
         """Have what is parked of a session brought back. Raises NotFound."""

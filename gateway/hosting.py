@@ -265,10 +265,12 @@ class SessionHost(Protocol):
         """End a session to make room for others. Raises NotFound, and SessionBusy while a turn
         is in flight."""
 
-    def park_session(self, session: str) -> tuple[str, ...]:
-        """Have the state of a session put away; the stages where it is, or is about to be.
+    async def park_session(self, session: str) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Put the state of a session away: the stages where it is once that is done, and why
+        it is not at the others.
 
-        Raises NotFound, and SessionBusy where there is none.
+        Where it is at none it raises why: NotFound, SessionBusy, InvalidRequest where it can
+        never be, and CapacityExceeded where the store has no room.
         """
 
     def restore_session(self, session: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -74,8 +75,13 @@ class SessionOpening:
                 # Nor does it wait to be told so.
                 self._new_session()
             self._changed()
-            return await self.result
+            await asyncio.wait({self.result})
+            if (error := self.result.exception()) is not None:
+                # What is kept of it elsewhere must not hold this call's frames.
+                raise error.again() if isinstance(error, AntiphonError) else error
+            return self.result.result()
         except BaseException:
+            self.result.cancel()
             hosted.withdraw(opening, clock_ms())
             done = self.result.done() and not self.result.cancelled()
             if done and self.result.exception() is None:
@@ -83,6 +89,10 @@ class SessionOpening:
                 hosted.handle(session, CloseRequested(CloseReason.CLIENT), clock_ms())
             self._changed()
             raise
+        finally:
+            # Nothing that knows of this opening still holds whoever wanted it.
+            self._new_session = self._host_session = _nobody_waits
+            self._on_position = None
 
     def _begin(self) -> None:
         """Raises AntiphonError alone: a fault here is no fault of whoever made the place free."""
@@ -103,6 +113,10 @@ class SessionOpening:
         self._changed()
         if not self.result.done():
             self.result.set_exception(error)
+
+
+def _nobody_waits(*_: object) -> Any:
+    raise AntiphonError("nobody waits for this session any more")
 
 
 def prioritised(pipeline: Pipeline, priority: int | None) -> Pipeline:

@@ -44,7 +44,12 @@ _DESCRIPTIONS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     Restoring: lambda output: ("restoring", {"stage": output.stage}),
     Restored: lambda output: (
         "restored",
-        {"stage": output.stage, "origin": output.origin.value},
+        {
+            "stage": output.stage,
+            "origin": output.origin.value,
+            **_failed(output.error),
+            **({} if output.error is None else {"reason": output.error.message}),
+        },
     ),
     EmergencyStopped: lambda output: ("stopped", {"by": output.by.value}),
     StopReleased: lambda _: ("released", {}),

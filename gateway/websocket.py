@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import CONNECTING, OPEN
+from websockets.streams import StreamReader
 
 if TYPE_CHECKING:
     from websockets.utils import apply_mask
@@ -75,6 +76,20 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
                 at = end
             else:
                 at = self._begin(data, at, size)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone: nothing of what it said is held any more.
+
+        The parser holds the last message and, as a generator of its own, itself: the collector
+        would find it, but as it counts objects and not bytes, after gigabytes.
+        """
+        super().connection_lost(exc)
+        self.conn.parser.close()
+        self.conn.parser_exc = None
+        self.conn.reader = StreamReader()
+        self.frames = []
+        self._pieces = []
+        self._head = b""
 
     def _begin(self, data: bytes, at: int, size: int) -> int:
         """Look at the head of a frame; where its payload begins, or all of it, if it goes the

@@ -77,10 +77,23 @@ def _interpreter(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _path(value: Any) -> Any:
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise ValueError("must be a path")
+    return value
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     return value
+
+
+def _size(value: Any) -> Any:
+    # pydantic reads what it can of 1.5.2GB, and takes it for 1 byte.
+    if isinstance(value, str) and not re.fullmatch(r"\s*(\d*\.)?\d+\s*[a-zA-Z]*\s*", value):
+        raise ValueError("must be a number of bytes, or one with a unit, such as 512MiB")
+    return _number(value)
 
 
 Name = Annotated[str, AfterValidator(_name)]
@@ -88,7 +101,8 @@ Device = Annotated[str, AfterValidator(_device)]
 Key = Annotated[str, AfterValidator(_key)]
 Whole = Annotated[int, BeforeValidator(_number)]
 Number = Annotated[float, BeforeValidator(_number)]
-Size = Annotated[pydantic.ByteSize, BeforeValidator(_number)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+Size = Annotated[pydantic.ByteSize, BeforeValidator(_size)]
 
 
 class _Section(BaseModel):
@@ -118,8 +132,8 @@ class GatewayConfig(_Section):
     admin_keys: tuple[Key, ...] = Field(default=(), repr=False)
     origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_cert: FilePath | None = None
+    tls_key: FilePath | None = None
     openpi: OpenPiConfig | None = None
     cameras: bool = False
 
@@ -143,9 +157,9 @@ class StageConfig(BaseModel):
     replicas: Annotated[Whole, Field(ge=1, le=64)] = 1
     budget: dict[Device, Annotated[Size, Field(ge=1024 * 1024)]] = {}
     head_room: Annotated[Number, Field(ge=0, le=0.9)] = 0.05
-    tenant_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    tenant_share: Annotated[Number, Field(ge=0.001, le=1)] = 1.0
     cores: Annotated[float, BeforeValidator(_cores)] | None = None
-    python: Annotated[Path, AfterValidator(_interpreter)] | None = None
+    python: Annotated[FilePath, AfterValidator(_interpreter)] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -324,7 +338,7 @@ class ParkingConfig(_Section):
     """
 
     memory: Annotated[Size, Field(ge=0)] | None = None
-    disk: Path | None = None
+    disk: FilePath | None = None
     disk_bytes: Annotated[Size, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
 
     @property

@@ -210,5 +210,9 @@ def _reason(detail: Any, known: tuple[str, ...]) -> str:
         return "is missing"
     if kind == "too_short":
         return f"needs at least {detail['ctx']['min_length']}"
+    if kind in ("model_type", "dict_type"):
+        return "must be a map of options"
+    if kind == "byte_size":
+        return "must be a number of bytes, or one with a unit, such as 512MiB"
     message: str = detail["msg"].removeprefix("Value error, ")
     return re.sub(r"^Input should be", "must be", message)

@@ -7,7 +7,9 @@ where it applies the `field` that was wrong.
 
 from __future__ import annotations
 
+from copy import copy
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -63,6 +65,10 @@ class AntiphonError(Exception):
         message = _clipped(self.message, MAX_MESSAGE_CHARS)
         field = None if self.field is None else _clipped(self.field, MAX_FIELD_CHARS)
         return ErrorInfo(self.code, self.kind, message, field, self.retry_after_ms)
+
+    def again(self) -> Self:
+        """The same error, to be raised by itself: this one may have been, and holds frames."""
+        return copy(self)
 
 
 class InvalidRequest(AntiphonError):

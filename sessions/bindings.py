@@ -16,7 +16,13 @@ import msgspec
 
 from protocol.connectors import Descriptor, InlineDescriptor
 from protocol.edges import OutputEdge
-from protocol.errors import CapacityExceeded, ErrorInfo
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    ErrorInfo,
+    InvalidRequest,
+    SessionBusy,
+)
 from protocol.messages import (
     Acknowledge,
     Answer,
@@ -89,6 +95,10 @@ class Binding:
         self.stage = stage
         self.parks = False
         """Whether its state can be parked."""
+        self.unparkable: str | None = None
+        """Why it can never be parked, as its worker has said."""
+        self.doubtful = False
+        """Whether its worker was lost before it said that the state is stored."""
         self.restoring = False
         """Whether its state is in the store, so that a worker has to bring it back."""
         self.restorable_step: int | None = None
@@ -175,7 +185,7 @@ class Binding:
 
     def forget_parked(self) -> None:
         """What is stored is of no use: the next worker begins anew."""
-        self.restoring = False
+        self.restoring = self.doubtful = False
         self.restorable_step = None
         if self._in_store:
             self._in_store = False
@@ -293,6 +303,7 @@ class Binding:
             return answer.error
         self._opened(answer)
         self.parks = self._priority is not None and answer.result.get("parks", False)
+        self.unparkable = answer.result.get("unparkable")
         self.state = BindingState.READY
         self.about = answer.result.get("about", {})
         self._note_reserved(answer)
@@ -307,7 +318,7 @@ class Binding:
             self.restorable_step = answer.result.get("committed_step", 0)
         self._in_store = durable
         self._stored = SnapshotOrder(self._fence().epoch, self._openings)
-        self.restoring = False
+        self.restoring = self.doubtful = False
 
     def _parked(self, answer: Answer) -> None:
         if answer.error is not None:
@@ -321,6 +332,19 @@ class Binding:
             return
         self.lost()
         self.state = BindingState.PARKED
+
+    @property
+    def kept(self) -> AntiphonError | None:
+        """Why its state is not, and is not being, parked; None: it is."""
+        if self.state in (BindingState.PARKED, BindingState.PARKING):
+            return None
+        if self._priority is None:
+            why = "its pipeline has 'durability: none'"
+        elif self.ready and not self.parks:
+            why = self.unparkable or "its engine parks no sessions"
+        else:
+            return SessionBusy(f"stage {self.stage} cannot be parked now: it has work")
+        return InvalidRequest(f"stage {self.stage} cannot be parked: {why}", code="unsupported")
 
     def stays_parked(self) -> None:
         """The state is in the store, and no worker is asked for it now."""

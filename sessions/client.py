@@ -106,6 +106,8 @@ class Restored:
 
     stage: str
     origin: Origin = Origin.REBUILT
+    error: ErrorInfo | None = None
+    """Why it was kept, where it was."""
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,26 @@ class Session:
         return self._stages.parked
 
     @property
+    def putting_away(self) -> tuple[str, ...]:
+        """Those whose state is on its way into the store."""
+        return self._stages.putting_away
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Those whose workers have said that their state is in the store."""
+        return self._stages.stored
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Those whose workers were lost before they could say so."""
+        return self._stages.doubtful
+
+    @property
+    def kept(self) -> dict[str, AntiphonError]:
+        """Why the state of the others is not parked, by stage."""
+        return self._stages.kept
+
+    @property
     def reserved(self) -> dict[str, dict[str, int]]:
         """What workers have reserved for it: bytes by stage and device."""
         return self._stages.reserved

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from protocol.errors import CapacityExceeded, ErrorInfo, ErrorKind, SessionStateLost
+import msgspec
+
+from protocol.errors import (
+    AntiphonError,
+    CapacityExceeded,
+    ErrorInfo,
+    ErrorKind,
+    SessionStateLost,
+)
 from protocol.messages import Answer, Fence, RoomWanted, SnapshotTaken
 from sessions.actions import (
     Action,
@@ -91,6 +99,28 @@ class Stages:
     def parked(self) -> tuple[str, ...]:
         """The stages whose state is in the store, or on its way there or back."""
         return tuple(b.stage for b in self._bindings.values() if b.away)
+
+    @property
+    def putting_away(self) -> tuple[str, ...]:
+        """The stages whose state is on its way into the store."""
+        return tuple(b.stage for b in self._bindings.values() if b.state is BindingState.PARKING)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The stages whose workers have said that their state is in the store."""
+        bindings = self._bindings.values()
+        return tuple(b.stage for b in bindings if b.state is BindingState.PARKED and not b.doubtful)
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """The stages whose workers were lost before they could say so."""
+        return tuple(b.stage for b in self._bindings.values() if b.doubtful)
+
+    @property
+    def kept(self) -> dict[str, AntiphonError]:
+        """Why the others are not parked, by stage."""
+        kept = {b.stage: b.kept for b in self._bindings.values()}
+        return {stage: error for stage, error in kept.items() if error is not None}
 
     @property
     def reserved(self) -> dict[str, dict[str, int]]:
@@ -217,6 +247,7 @@ class Stages:
         if self._lifecycle.live and binding.restoring and not unapplied_bytes:
             # Nothing but the state was there, and that may well be in the store.
             if parking:
+                binding.doubtful = True
                 binding.stays_parked()
                 self._emit(Parked(stage))
                 binding.wake_if_wanted()
@@ -316,7 +347,7 @@ class Stages:
         """A worker has parked the state, or kept it."""
         if error is not None:
             self._machine.stage_ready(binding.stage, now_ms)
-            self._emit(Restored(binding.stage, Origin.KEPT))
+            self._emit(Restored(binding.stage, Origin.KEPT, error))
             return
         self._act(Unbind(binding.stage))
         self._emit(Parked(binding.stage))
@@ -332,6 +363,9 @@ class Stages:
             self._machine.stage_refused(stage, error, now_ms)
             self._emit(Parked(stage))
             return
+        if binding.doubtful:
+            why = f"its worker was lost before the snapshot was finished: {error.message}"
+            error = msgspec.structs.replace(error, message=why)
         self._act(NotRestored(stage, error))
         binding.forget_parked()
         self._machine.stage_lost(stage, 0, now_ms, reason=error.message)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 from protocol.config import ConfigFile, PipelineConfig, StageConfig, config_error
 from protocol.config_source import Location, Problem
@@ -11,6 +14,7 @@ from protocol.errors import ConfigError
 from protocol.payloads import PayloadType
 from protocol.schema import check_edge, schema_of
 from workers.environment import ask
+from workers.memory_shares import share_of_memory
 from workers.stage_report import EngineForm, StageQuestion, StageReport, report_stage
 
 
@@ -35,6 +39,46 @@ def check_stages(file: ConfigFile) -> None:
             problems.append(file.source.problem(location, reason))
     if problems:
         raise config_error(problems)
+
+
+def check_machine(file: ConfigFile) -> None:
+    """Raises ConfigError, one line a problem, where this machine cannot be what a config wants:
+    it has less memory, or parking.disk cannot be used. Nothing is made or changed."""
+    problems: list[Problem] = []
+    try:
+        share_of_memory(file.config)
+    except ConfigError as error:
+        field = error.field or ""
+        message = error.message.removeprefix(f"{field}: ")
+        problems.append(file.source.problem(tuple(field.split(".")), message))
+    disk = file.config.parking.disk
+    if disk is not None and (reason := unusable(disk.expanduser().absolute())) is not None:
+        problems.append(file.source.problem(("parking", "disk"), reason))
+    if problems:
+        raise config_error(problems)
+
+
+def unusable(directory: Path) -> str | None:
+    """Why no snapshots can be kept there, as far as can be seen without trying."""
+    try:
+        status = directory.lstat()
+    except FileNotFoundError:
+        parent = next(parent for parent in directory.parents if parent.exists())
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) and not _of_kernel(parent):
+            return None
+        return f"{directory} cannot be made in {parent}"
+    except (OSError, ValueError) as error:
+        return f"{directory} cannot be used: {error}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{directory} is no directory"
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        return f"others than its owner can use {directory}"
+    return None
+
+
+def _of_kernel(directory: Path) -> bool:
+    """Whether nothing can be made there though the permissions say so."""
+    return any(directory.is_relative_to(tree) for tree in ("/proc", "/sys"))
 
 
 def _report(stage: StageConfig) -> StageReport:

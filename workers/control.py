@@ -70,6 +70,7 @@ from workers.control_events import (
     SessionMeasured,
     Settle,
     ShuttingDown,
+    StoredFound,
     Tick,
     TurnCommitted,
     TurnFinished,
@@ -193,6 +194,8 @@ class Control:
                 self._gateway_down(event.gateway, now_ms)
             case LinkCrowded():
                 self._link_crowded(event.gateway, event.crowded)
+            case StoredFound():
+                self._found(event, now_ms)
             case EngineReady():
                 self._ready = True
                 self._actions.append(Announce())
@@ -470,6 +473,20 @@ class Control:
                         del self._parked[name]
                         self._actions.append(stored.forget)
 
+    def _found(self, stored: StoredFound, now_ms: float) -> None:
+        """An earlier worker has stored it, and cannot remove it any more."""
+        order = stored.order
+        forget = ForgetParked(stored.session, order.epoch, order.opening)
+        if stored.session not in self._sessions:
+            self._remember_stored(stored.session, _Stored(stored.owner, forget), now_ms)
+
+    def _remember_stored(self, session: str, stored: _Stored, now_ms: float) -> None:
+        self._parked[session] = stored
+        if stored.owner not in self._gateways:
+            self._parked_alone_ms.setdefault(stored.owner, now_ms)
+        if len(self._parked) > self._limits.remembered_fences:
+            self._parked.popitem(last=False)
+
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
         name = session.session
@@ -477,11 +494,8 @@ class Control:
             self._sessions.pop(name, None)
             self._compute.sessions(len(self._sessions), now_ms)
             if session.parked:
-                self._parked[name] = _Stored(session.owner, session.forget_parked)
-                if session.owner not in self._gateways:
-                    self._parked_alone_ms.setdefault(session.owner, now_ms)
-                if len(self._parked) > self._limits.remembered_fences:
-                    self._parked.popitem(last=False)
+                stored = _Stored(session.owner, session.forget_parked)
+                self._remember_stored(name, stored, now_ms)
             if session.opened is not None:
                 command, answer = session.opened
                 self._past_opens[command.fence, command.command] = answer

@@ -102,6 +102,15 @@ class LinkCrowded(msgspec.Struct, frozen=True):
     crowded: bool
 
 
+class StoredFound(msgspec.Struct, frozen=True):
+    """There was a snapshot of this session in the store before this worker began; `owner` is the
+    gateway that had it then."""
+
+    session: str
+    owner: str
+    order: SnapshotOrder
+
+
 class EngineReady(msgspec.Struct, frozen=True):
     """The model is loaded, and the ledger knows what it holds: sessions may be opened."""
 
@@ -222,6 +231,7 @@ Event = (
     | GatewayUp
     | GatewayDown
     | LinkCrowded
+    | StoredFound
     | EngineReady
     | OperationDone
     | SessionFreed
@@ -277,6 +287,7 @@ class ParkSession(msgspec.Struct, frozen=True):
     """
 
     session: str
+    owner: str
     order: SnapshotOrder
     step: int
     expires_at_s: int

@@ -19,7 +19,7 @@ from protocol.errors import SessionStateLost
 from protocol.messages import SnapshotOrder
 from workers.control_events import ForgetParked, ParkSession, Restore
 from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession
-from workers.snapshots import SnapshotStore, Taken
+from workers.snapshots import SnapshotStore, Stored, Taken
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +60,7 @@ class Parking:
                 lambda: store.commit(
                     draft,
                     order=action.order,
+                    owner=action.owner,
                     engine=self._kind,
                     weights=self._engine.weights(),
                     step=action.step,
@@ -101,6 +102,10 @@ class Parking:
         if not restore.stays:
             self._remove(session, restore.taken)
         return state, taken.step or 0
+
+    async def stored(self) -> list[Stored]:
+        """What earlier workers of the stage have stored."""
+        return await self._in_thread(lambda: self._store.stored(self._stage))
 
     def forget(self, action: ForgetParked) -> None:
         """Remove what is parked of a session, if anything is."""

@@ -495,7 +495,9 @@ class SessionControl:
                 self._busy = command
                 self.parking = self._stored = True
                 step = self.turns.steps.committed
-                self.act(ParkSession(self.session, self._next_order(), step, expires_at_s))
+                self.act(
+                    ParkSession(self.session, self.owner, self._next_order(), step, expires_at_s)
+                )
             case Configure() | Signal() as control if (
                 error := self._unusable(control)
             ) is not None:
@@ -544,7 +546,7 @@ class SessionControl:
         self._stored = True
         self._snapshot_order = order = self._next_order()
         until_s, step = self._opening.durable_until_s, self.turns.steps.committed
-        self.act(ParkSession(self.session, order, step, until_s, stays=True))
+        self.act(ParkSession(self.session, self.owner, order, step, until_s, stays=True))
 
     def _snapshot_done(self, order: SnapshotOrder, error: ErrorInfo | None, now_ms: float) -> None:
         """The state is in the store, or an earlier one still is, if there is any."""

@@ -23,9 +23,11 @@ class SnapshotKey(msgspec.Struct, frozen=True):
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
-    """A snapshot's meta data; `weights` as the engine tells them, `crc32` of the state."""
+    """A snapshot's meta data; `owner` is the gateway that had the session then, `weights` as the
+    engine tells them, `crc32` of the state."""
 
     key: SnapshotKey
+    owner: str
     weights: str
     step: int | None
     size_bytes: int

@@ -13,10 +13,10 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -72,6 +72,14 @@ class PlaceUse(msgspec.Struct, frozen=True):
     drafts: int
     bytes: int
     budget_bytes: int
+
+
+class Stored(NamedTuple):
+    """A snapshot of a session; `owner` is the gateway that had it when it was made."""
+
+    session: str
+    owner: str
+    order: SnapshotOrder
 
 
 @dataclass(eq=False)
@@ -168,6 +176,7 @@ class SnapshotStore:
         draft: Draft,
         *,
         order: SnapshotOrder,
+        owner: str,
         weights: str,
         engine: str,
         step: int | None,
@@ -175,7 +184,8 @@ class SnapshotStore:
     ) -> int:
         """Make the draft the snapshot of its session and stage, instead of any earlier one.
 
-        Returns the bytes of what the engine has written; `expires_at_s` is wall-clock time.
+        Returns the bytes of what the engine has written; `owner` is the gateway that has the
+        session, `expires_at_s` wall-clock time.
         Raises Fenced when a newer one than `order` is there: whoever made that has the
         session now. Raises CapacityExceeded when it is more than was reserved and there is no
         room for it, or when the file system has none; EngineFailed when there is no file;
@@ -186,7 +196,7 @@ class SnapshotStore:
         try:
             with room_required(draft.directory.name):
                 size, crc32 = _finish_state(draft)
-                meta = SnapshotMeta(key, weights, step, size, crc32)
+                meta = SnapshotMeta(key, owner, weights, step, size, crc32)
                 write_file(Files(draft.directory.path, draft.id).meta, meta.encode())
                 self._park(draft, order, int(min(max(expires_at_s, 0), _LATEST_S) * 1000))
                 return size
@@ -263,6 +273,21 @@ class SnapshotStore:
         and drafts of dead processes; returns how many there were."""
         with self._locked():
             return self._sweep(now_s)
+
+    def stored(self, stage: str) -> list[Stored]:
+        """What there is of a stage, whichever worker has stored it. What cannot be read is left
+        out: it expires."""
+        with self._locked():
+            found = _parked(self._all())
+        deployment = deployment_digest(self._deployment)
+        stored = []
+        for files, label in found:
+            with suppress(OSError, SessionStateLost), open_file(files.meta) as file:
+                meta = decode_meta(file.read(MAX_META_BYTES + 1))
+                named = key_digest(meta.key.session, stage) == label.key
+                if named and label.deployment == deployment:
+                    stored.append(Stored(meta.key.session, meta.owner, label.order))
+        return stored
 
     def usage(self) -> list[PlaceUse]:
         """What there is, by place."""

@@ -30,12 +30,12 @@ from protocol.config import (
     check_binding,
     load_config,
 )
-from protocol.device_bytes import HOST, binary_size
+from protocol.device_bytes import HOST
 from protocol.errors import AntiphonError, ConfigError
 from protocol.exit_status import ExitStatus
 from protocol.logs import configure_logging
 from workers.child import Child, RestartPolicy, StartFailed
-from workers.host_memory import host_memory_bytes
+from workers.memory_shares import parking_bytes, share_of_memory
 from workers.runtime_directory import private_directory, runtime_directory
 from workers.snapshots import SnapshotPlace
 from workers.spec import WorkerSpec, WorkerStarted
@@ -47,9 +47,6 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 _IN_USE = "in-use"
 """A file in the disk directory that is locked for as long as the deployment runs."""
-
-_MOST_FOR_PARKING_BYTES = 1 << 30
-"""What parked state may take of the host's memory where nobody says."""
 
 
 class GatewayStarted(msgspec.Struct, frozen=True):
@@ -158,7 +155,7 @@ def worker_specs(
     others may be lost. Raises ConfigError for budgets that this machine does not have.
     """
     deployment = uuid.uuid4().hex
-    share = _share_of_memory(config)
+    share = share_of_memory(config)
     users = {
         stage: [pipeline for pipeline in config.pipelines.values() if stage in pipeline.stages]
         for stage in config.stages
@@ -192,7 +189,7 @@ def _snapshot_places(parking: ParkingConfig) -> Iterator[list[SnapshotPlace]]:
     """
     places = []
     with ExitStack() as held:
-        if (memory := _parking_bytes(parking)) and _SHARED_MEMORY.is_dir():
+        if (memory := parking_bytes(parking)) and _SHARED_MEMORY.is_dir():
             directory = held.enter_context(private_directory(_SHARED_MEMORY))
             places.append(SnapshotPlace(str(directory), memory, "parking.memory"))
         if parking.disk is not None:
@@ -223,40 +220,6 @@ def _held_disk(directory: Path) -> Iterator[None]:
             reason = f"another deployment parks its sessions in {directory}"
             raise ConfigError(f"{field}: {reason}", field=field) from None
         yield
-
-
-def _parking_bytes(parking: ParkingConfig) -> int:
-    """How much of the host's memory parked state may take."""
-    if parking.memory is not None:
-        return int(parking.memory)
-    return min(_MOST_FOR_PARKING_BYTES, host_memory_bytes() // 8)
-
-
-def _share_of_memory(config: Config) -> int:
-    """The bytes of host memory for each worker whose budget the config does not name.
-
-    Raises ConfigError when the budgets it does name are more than there is.
-    """
-    memory = host_memory_bytes()
-    rest = memory - _parking_bytes(config.parking)
-    if rest < 0:
-        field = "parking.memory"
-        raise ConfigError(
-            f"{field}: more than this machine has ({binary_size(memory)})", field=field
-        )
-    sharing = 0
-    for stage, section in config.stages.items():
-        if (budget := section.budget.get(HOST)) is None:
-            sharing += section.replicas
-            continue
-        rest -= budget * section.replicas
-        if rest < 0:
-            field = f"stages.{stage}.budget.{HOST}"
-            raise ConfigError(
-                f"{field}: the budgets are more than this machine has ({binary_size(memory)})",
-                field=field,
-            )
-    return rest // max(1, sharing)
 
 
 def check_port(host: str, port: int) -> None:

@@ -87,6 +87,7 @@ from workers.control_events import (
     ShuttingDown,
     SignalSession,
     StartTurn,
+    StoredFound,
     Tick,
     TurnCommitted,
     TurnFinished,
@@ -215,6 +216,9 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._account()
+        if self._parking is not None:
+            for stored in await self._parking.stored():
+                self._tell(StoredFound(*stored))
         self._tell(EngineReady())
         _log.info("ready")
         on_ready()
@@ -436,9 +440,15 @@ class Worker:
     def _opened(self, action: OpenSession, session: EngineSession) -> dict[str, Any]:
         self._sessions[action.session] = session
         self._transfers.opened(action.session, action.owner, action.output)
-        parks = self._parking is not None and isinstance(session, ParkableSession)
         about = session.describe()
-        return {**({"parks": True} if parks else {}), **({"about": about} if about else {})}
+        return {**self._may_park(session), **({"about": about} if about else {})}
+
+    def _may_park(self, session: EngineSession) -> dict[str, Any]:
+        if not isinstance(session, ParkableSession):
+            return {}
+        if self._parking is None:
+            return {"unparkable": "its host has no store: parking.memory is 0, and no parking.disk"}
+        return {"parks": True}
 
     def _move(
         self, session: str, moving: Coroutine[Any, Any, dict[str, Any]], *, logged: bool = True

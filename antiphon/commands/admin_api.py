@@ -17,6 +17,8 @@ from protocol.addresses import is_loopback
 from protocol.errors import AntiphonError, InvalidRequest
 
 TIMEOUT_S = 10.0
+PARK_S = 600.0
+"""How long a large state may take on its way into the store."""
 _PIPED_COLUMNS = 200
 
 
@@ -30,6 +32,12 @@ class SessionBusy(AntiphonError):
     """The session cannot be parked, or evicted, now."""
 
     code = "session_busy"
+
+
+class NotDone(AntiphonError):
+    """The gateway could not do what was asked of it with the session."""
+
+    code = "not_done"
 
 
 class NoSuchSession(AntiphonError):
@@ -86,9 +94,13 @@ class AdminClient:
             raise GatewayUnreachable(f"{address} does not answer like a gateway")
         return found
 
-    def park(self, session: str) -> list[str]:
-        """Have a session's state put away; the stages. Raises NoSuchSession or SessionBusy."""
-        return list(self._command(session, "park")["parked"])
+    def park(self, session: str) -> tuple[list[str], dict[str, str]]:
+        """Put a session's state away: the stages where it is, and why it is not at others.
+
+        Raises NoSuchSession, SessionBusy, and NotDone where it could be put away nowhere.
+        """
+        answer = self._command(session, "park", PARK_S)
+        return list(answer["parked"]), dict(answer["kept"])
 
     def restore(self, session: str) -> list[str]:
         """Have a session's state brought back; the stages. Raises NoSuchSession."""
@@ -101,7 +113,7 @@ class AdminClient:
     def stop(self, session: str, stopped: bool) -> dict[str, Any]:
         """Have a robot's session stand still, or go on: its `session` and whether it is `stopped`.
 
-        Raises NoSuchSession, and InvalidRequest for one that is no robot's.
+        Raises NoSuchSession, and NotDone for one that is no robot's.
         """
         return self._command(session, "stop" if stopped else "release")
 
@@ -112,16 +124,17 @@ class AdminClient:
         """
         which = "robots" if pipeline is None else f"pipelines/{quote(pipeline, safe='')}"
         address = f"{self._base}/{which}/{'stop' if stopped else 'release'}"
-        return self._answer("POST", address)
+        return self._answer(address)
 
-    def _command(self, session: str, name: str) -> dict[str, Any]:
-        return self._answer(
-            "POST", f"{self._base}/sessions/{quote(session, safe='')}/{name}", session
-        )
+    def _command(self, session: str, name: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        address = f"{self._base}/sessions/{quote(session, safe='')}/{name}"
+        return self._answer(address, session, timeout_s)
 
-    def _answer(self, method: str, address: str, session: str | None = None) -> dict[str, Any]:
+    def _answer(
+        self, address: str, session: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._ask(method, address, session).json()
+            answer: dict[str, Any] = self._ask("POST", address, session, timeout_s).json()
         except ValueError:
             raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
         return answer
@@ -137,12 +150,19 @@ class AdminClient:
         except (ValueError, KeyError, TypeError):
             raise GatewayUnreachable(f"{address} does not answer like a gateway") from None
 
-    def _ask(self, method: str, address: str, session: str | None = None) -> httpx.Response:
+    def _ask(
+        self,
+        method: str,
+        address: str,
+        session: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> httpx.Response:
         try:
             # A proxy is for other machines.
             proxied = not is_loopback(httpx.URL(address).host)
+            timeout = httpx.Timeout(TIMEOUT_S, read=timeout_s)
             answer = httpx.request(
-                method, address, headers=self._headers, timeout=TIMEOUT_S, trust_env=proxied
+                method, address, headers=self._headers, timeout=timeout, trust_env=proxied
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise GatewayUnreachable(f"no answer from {address}: {error}") from None
@@ -152,9 +172,11 @@ class AdminClient:
             )
         if answer.status_code == 404 and session is not None:
             raise NoSuchSession(f"there is no session {session}")
-        if answer.status_code == 409 and session is not None:
-            raise SessionBusy(f"{session}: {_reason(answer)}")
-        if answer.status_code in (400, 404) and (reason := _told(answer)) is not None:
+        reason = _reason(answer)
+        if session is not None and reason is not None:
+            refused = SessionBusy if answer.status_code == 409 else NotDone
+            raise refused(f"{session}: {reason}")
+        if reason is not None and answer.status_code in (400, 404):
             raise InvalidRequest(reason)
         if not answer.is_success:
             words = " ".join(answer.text.split())[:200]
@@ -162,12 +184,10 @@ class AdminClient:
         return answer
 
 
-def _reason(answer: httpx.Response) -> str:
-    """Why the gateway refused something, in its own words."""
-    return _told(answer) or "it is busy"
-
-
-def _told(answer: httpx.Response) -> str | None:
+def _reason(answer: httpx.Response) -> str | None:
+    """Why the gateway refused something, in its own words; None: no gateway has."""
+    if answer.is_success:
+        return None
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

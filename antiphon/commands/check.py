@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocol.addresses import is_loopback
 from protocol.config import Config, read_config
-from workers.check import check_stages
+from workers.check import check_machine, check_stages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a summary of the config. Raises ConfigError with everything wrong in it."""
     file = read_config(arguments.config)
     check_stages(file)
+    check_machine(file)
     print(f"{arguments.config}: can be served")
     for line in _summary(file.config):
         print(f"  {line}")

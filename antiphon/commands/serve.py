@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from protocol.config import check_binding, read_config
-from workers.check import check_stages
+from workers.check import check_machine, check_stages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_tls(gateway.tls_cert, gateway.tls_key)
     check_stages(file)
+    check_machine(file)
     # -P: a file of the working directory must not pass for a module of ours.
     command = [sys.executable, "-P", "-m", "workers.supervisor", "-c", str(arguments.config)]
     for name, value in given.items():

@@ -54,15 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out the action.
 
-    Raises GatewayUnreachable, InvalidRequest (a refused key, a session that is no robot's),
-    NoSuchSession or SessionBusy.
+    Raises GatewayUnreachable, InvalidRequest (a refused key, no such pipeline), NoSuchSession,
+    SessionBusy or NotDone.
     """
     gateway = AdminClient(arguments.url, arguments.key)
     match arguments.action:
         case "show":
             _show(gateway.session(arguments.session), arguments.json)
         case "park":
-            _say(arguments, "parked", gateway.park(arguments.session))
+            _say_parked(arguments, *gateway.park(arguments.session))
         case "restore":
             _say(arguments, "restored", gateway.restore(arguments.session))
         case "stop" | "release":
@@ -83,6 +83,15 @@ def _say(arguments: argparse.Namespace, what: str, stages: list[str]) -> None:
         print(json.dumps({"id": arguments.session, what: stages}))
     else:
         print(f"{arguments.session}: {what} {', '.join(stages) or 'nothing'}")
+
+
+def _say_parked(arguments: argparse.Namespace, stages: list[str], kept: dict[str, str]) -> None:
+    if arguments.json:
+        print(json.dumps({"id": arguments.session, "parked": stages, "kept": kept}))
+        return
+    _say(arguments, "parked", stages)
+    for reason in kept.values():
+        print(f"{arguments.session}: {reason}")
 
 
 def _stop(gateway: AdminClient, arguments: argparse.Namespace) -> None:

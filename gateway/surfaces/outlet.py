@@ -1,4 +1,8 @@
-"""The sending half of a client's WebSocket: what waits for it, and how it ends."""
+"""The sending half of a client's WebSocket: what waits for it, and how it ends.
+
+It knows its connection only while it carries: of a connection that has ended, or never got its
+session, nothing holds the rest, and its memory is free at once.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,10 @@ _GOODBYE_S = 1.0
 class Outlet:
     """Frames to one client through a bounded queue, and a close code behind them."""
 
-    def __init__(self, send: Send, frames: FrameCounts, on_blocked: Callable[[bool], None]) -> None:
-        self.egress = Egress(on_blocked)
+    def __init__(self, send: Send, frames: FrameCounts) -> None:
+        self.egress = Egress()
         self._send = send
+        self._on_sent: Callable[[str | bytes], None] = _untold
         self._frames = frames
         self._close = (1000, "client")
 
@@ -38,13 +43,21 @@ class Outlet:
         await self._close_with(*self._close)
 
     async def carry(
-        self, reading: Coroutine[Any, Any, None], session: str, on_stalled: Callable[[], None]
+        self,
+        reading: Coroutine[Any, Any, None],
+        session: str,
+        on_stalled: Callable[[], None],
+        on_blocked: Callable[[bool], None],
+        on_sent: Callable[[str | bytes], None] | None = None,
     ) -> None:
         """Send beside `reading`, which ends when the client has gone.
 
-        `on_stalled` is called when the client has not read for so long that it is cut off. A
+        `on_stalled` is called when the client has not read for so long that it is cut off,
+        `on_blocked` when the session is to stop and to go on, `on_sent` behind every frame. A
         connection that fails is closed with its reason, and its session left to the caller.
         """
+        self.egress.tell(on_blocked)
+        self._on_sent = on_sent or _untold
         try:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self.run())
@@ -58,6 +71,9 @@ class Outlet:
         except* Exception:
             _log.exception("connection_failed", session=session)
             await self.goodbye(CLOSE_INTERNAL, "internal_error")
+        finally:
+            self.egress.close()
+            self._on_sent = _untold
 
     async def goodbye(self, code: int, reason: str) -> None:
         """Close with a reason, if the client takes it within a moment."""
@@ -76,6 +92,7 @@ class Outlet:
         else:
             await self._tell({"type": "websocket.send", "bytes": frame})
         self._frames.sent += 1
+        self._on_sent(frame)
 
     async def _tell(self, message: Message) -> None:
         try:
@@ -83,3 +100,7 @@ class Outlet:
         except RuntimeError:
             # The server has closed by itself: a frame was too long, or no pong came.
             raise ConnectionAbortedError from None
+
+
+def _untold(frame: str | bytes) -> None:
+    """Nobody wants to know what was sent."""

@@ -26,15 +26,29 @@ async def while_waiting(
     try:
         await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            for other in others:
-                if other.done():
-                    other.result()
+            _raise_of(others)
             raise ConnectionAbortedError
         taken = True
         return task.result()
     finally:
         # Without waiting for them: a cancellation meanwhile would lose the result.
-        for each in (task, *others):
-            each.cancel()
+        _cancel(task, *others)
         if not taken and task.done() and not task.cancelled() and task.exception() is None:
             undo(task.result())
+        # An error that leaves here holds this frame, and its task the error.
+        del task, others
+
+
+def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+
+
+def _raise_of(tasks: list[asyncio.Task[None]]) -> None:
+    """Raise what one of them has raised."""
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            try:
+                raise error
+            finally:
+                del error, task, tasks

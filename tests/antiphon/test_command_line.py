@@ -200,7 +200,8 @@ class Admin(BaseHTTPRequestHandler):
                 return
         match self.path.removeprefix("/v1/admin/sessions/").split("/"):
             case ["sess_1", "park"]:
-                self._answer(202, {"id": "sess_1", "parked": ["think"]})
+                kept = {"listen": "stage listen cannot be parked: its engine parks no sessions"}
+                self._answer(200, {"id": "sess_1", "parked": ["think"], "kept": kept})
             case ["sess_1", "restore"]:
                 self._answer(202, {"id": "sess_1", "restored": []})
             case ["sess_1", "evict"]:
@@ -363,7 +364,16 @@ def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("action", "said", "answer"),
     [
-        ("park", "sess_1: parked think\n", {"id": "sess_1", "parked": ["think"]}),
+        (
+            "park",
+            "sess_1: parked think\nsess_1: stage listen cannot be parked: its engine parks no"
+            " sessions\n",
+            {
+                "id": "sess_1",
+                "parked": ["think"],
+                "kept": {"listen": "stage listen cannot be parked: its engine parks no sessions"},
+            },
+        ),
         ("restore", "sess_1: restored nothing\n", {"id": "sess_1", "restored": []}),
     ],
 )

@@ -199,7 +199,7 @@ async def test_parking_gives_the_memory_of_a_state_back(tmp_path: Path, where: s
                 await stepped(connection, inputs)
                 before = await asyncio.to_thread(resident_bytes, pid)
                 answer = await http.post(f"/v1/admin/sessions/{session['id']}/park")
-                assert answer.json() == {"id": session["id"], "parked": ["world"]}
+                assert answer.json() == {"id": session["id"], "parked": ["world"], "kept": {}}
                 await connection.until("parked")
                 after = await asyncio.to_thread(resident_bytes, pid)
                 assert before - after >= 0.8 * STATE_BYTES
@@ -230,7 +230,7 @@ def test_another_start_finds_nothing_of_the_last(tmp_path: Path) -> None:
         answer = httpx.post(f"{deployment.base_url}/v1/sessions", json={}, timeout=30)
         session = answer.json()["id"]
         address = f"{deployment.base_url}/v1/admin/sessions/{session}"
-        assert httpx.post(f"{address}/park", timeout=30).status_code == 202
+        assert httpx.post(f"{address}/park", timeout=30).status_code == 200
         deployment.until(lambda: json.loads(httpx.get(address).text)["bytes"] == {"world": {}})
         assert any(path.stat().st_size >= STATE_BYTES for path in disk.iterdir())
         deployment.process.kill()

@@ -236,7 +236,7 @@ class ScriptedHost:
     def stop_robots(self, pipeline: str | None, stopped: bool) -> dict[str, list[str]]:
         return {}
 
-    def park_session(self, session: str) -> tuple[str, ...]:
+    async def park_session(self, session: str) -> tuple[tuple[str, ...], dict[str, str]]:
         raise self._no(session)
 
     def restore_session(self, session: str) -> tuple[str, ...]:

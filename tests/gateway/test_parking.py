@@ -56,13 +56,17 @@ def spoil(directory: Path, damage: str) -> None:
 
 @asynccontextmanager
 async def serving(
-    places: int, store_bytes: int = 64 * STATE_BYTES, pipeline: Pipeline = WORLD
+    places: int,
+    store_bytes: int = 64 * STATE_BYTES,
+    pipeline: Pipeline = WORLD,
+    spec: dict[str, Any] | None = None,
 ) -> AsyncIterator[tuple[RealGateway, Path]]:
     """A gateway whose worker has room for the states of `places` sessions, and its store."""
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         spec = {
             "budget": {DEVICE: places * STATE_BYTES},
             "snapshots": [SnapshotPlace(directory, store_bytes)],
+            **(spec or {}),
         }
         options = StepOptions(state_bytes=STATE_BYTES)
         async with serving_kind(pipeline, lambda _: OnDevice(options), spec=spec) as it:
@@ -194,14 +198,66 @@ async def test_it_is_parked_and_restored_by_the_operator() -> None:
         await player.step()
         address = f"/v1/admin/sessions/{player.id}"
         answer = await game.http.post(f"{address}/park")
-        assert (answer.status_code, answer.json()["parked"]) == (202, ["world"])
+        assert answer.status_code == 200
+        assert answer.json() == {"id": player.id, "parked": ["world"], "kept": {}}
+        assert files(game.store)
         await player.connection.until("parked")
+        assert (await game.http.post(f"{address}/park")).json()["parked"] == ["world"]
         assert await game.where(player) == (["world"], "active")
         answer = await game.http.post(f"{address}/restore")
         assert (answer.status_code, answer.json()["restored"]) == (202, ["world"])
         assert (await player.connection.until("restored"))["origin"] == "snapshot"
         assert await game.where(player) == ([], "active")
         await player.step()
+
+
+async def test_a_worker_knows_what_the_one_before_it_has_stored() -> None:
+    async with playing(places=2) as game:
+        player = await game.join()
+        await player.step()
+        await game.gateway.host.park_session(player.id)
+        served = game.gateway.served
+        await served.replace("world")
+        await served.ready()
+        stored = served.workers["world"]._control._parked[player.id]
+        assert stored.owner == game.gateway.host.incarnation
+        await player.step()
+
+
+async def test_the_operator_is_told_that_the_store_is_full() -> None:
+    async with playing(places=2, store_bytes=1) as game:
+        player = await game.join()
+        await player.step()
+        answer = await game.http.post(f"/v1/admin/sessions/{player.id}/park")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "capacity_exceeded")
+        assert "no room for the state in the snapshot store" in error["message"]
+        kept = await player.connection.until("restored")
+        assert (kept["origin"], kept["error"]["message"]) == ("kept", error["message"])
+        entries = game.gateway.host.history(player.id).timeline["entries"]
+        assert entries[-1]["reason"] == error["message"]
+        assert await game.where(player) == ([], "active")
+        await player.step()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "spec", "why"),
+    [
+        (replace(WORLD, parks=False), {}, "'durability: none'"),
+        (WORLD, {"snapshots": []}, "parking.memory is 0, and no parking.disk"),
+    ],
+)
+async def test_the_operator_is_told_what_can_never_be_parked(
+    pipeline: Pipeline, spec: dict[str, Any], why: str
+) -> None:
+    async with playing(places=2, pipeline=pipeline, spec=spec) as game:
+        player = await game.join()
+        answer = await game.http.post(f"/v1/admin/sessions/{player.id}/park")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "unsupported")
+        assert "stage world" in error["message"]
+        assert why in error["message"]
+        assert await game.where(player) == ([], "active")
 
 
 async def test_its_timeline_says_what_became_of_it() -> None:

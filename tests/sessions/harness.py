@@ -29,6 +29,7 @@ from sessions.actions import (
     Event,
     ForgetParked,
     HoldClient,
+    NotRestored,
     OpenRequested,
     Released,
     Reported,
@@ -135,6 +136,7 @@ class Harness:
         self.answer_parks = True
         self.refuse_park: ErrorInfo | None = None
         self.unbound: list[str] = []
+        self.not_restored: list[ErrorInfo] = []
         self._output_sequence: dict[tuple[str, int], int] = {}
         if opened:
             self.feed(OpenRequested())
@@ -171,6 +173,8 @@ class Harness:
                             events.append(StageUnavailable(action.stage, error))
                     case Unbind():
                         self.unbound.append(action.stage)
+                    case NotRestored():
+                        self.not_restored.append(action.error)
                     case ForgetParked():
                         self.parked.discard(action.stage)
                     case AskDirectory():

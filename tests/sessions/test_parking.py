@@ -134,9 +134,9 @@ def test_a_stage_with_work_gives_no_room() -> None:
 
 def test_what_cannot_be_put_away_goes_on() -> None:
     harness = parking()
-    harness.refuse_park = CapacityExceeded("the store is full").info()
+    full = harness.refuse_park = CapacityExceeded("the store is full").info()
     harness.feed(ParkRequested())
-    assert harness.outputs == [Parking(THINK, "requested"), Restored(THINK, Origin.KEPT)]
+    assert harness.outputs == [Parking(THINK, "requested"), Restored(THINK, Origin.KEPT, full)]
     assert (harness.unbound, harness.session.parked) == ([], ())
     harness.reply_turn()
     assert not harness.sent(Open, THINK)
@@ -153,6 +153,30 @@ def test_a_turn_that_comes_while_it_is_put_away_waits_and_brings_it_back() -> No
     harness.feed(Reported(THINK, Answer("sess_1", park.command, None)))
     assert last_open(harness).restore
     assert len(harness.sent(Run, THINK)) == 1
+
+
+def test_a_snapshot_that_was_never_finished_is_told_as_such() -> None:
+    harness = parking()
+    harness.answer_parks = False
+    harness.feed(ParkRequested())
+    assert harness.session.putting_away == (THINK,)
+    harness.feed(StageLost(THINK))
+    assert (harness.session.doubtful, harness.session.stored) == ((THINK,), ())
+    harness.hear("What is new?")
+    (error,) = harness.not_restored
+    assert error.code == "session_state_lost"
+    assert "was lost before the snapshot was finished: nothing is parked" in error.message
+    assert harness.session.doubtful == ()
+
+
+def test_why_the_state_is_kept_is_told_by_stage() -> None:
+    harness = parking()
+    kept = harness.session.kept
+    assert kept["listen"].code == "unsupported"
+    assert kept[THINK].code == "session_busy"
+    harness.feed(ParkRequested())
+    assert harness.session.stored == (THINK,)
+    assert THINK not in harness.session.kept
 
 
 def test_a_worker_that_has_nothing_to_put_away_has_lost_the_session() -> None:

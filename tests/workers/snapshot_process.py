@@ -59,6 +59,7 @@ def commit(store: SnapshotStore, session: str, data: bytes, step: int | None) ->
         write(draft.path, data)
         store.commit(
             draft,
+            owner="gateway",
             order=next_order(),
             weights=WEIGHTS,
             engine=ENGINE,

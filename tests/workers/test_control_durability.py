@@ -44,7 +44,7 @@ def bench(**fields: Any) -> Bench:
 
 
 def stored(number: int, step: int) -> ParkSession:
-    return ParkSession("a", SnapshotOrder(1, 2, number), step, 100, stays=True)
+    return ParkSession("a", "g1", SnapshotOrder(1, 2, number), step, 100, stays=True)
 
 
 def step(it: Bench, number: int, outcome: TurnOutcome = TurnOutcome.COMPLETED) -> list[Action]:
@@ -127,4 +127,4 @@ def test_it_is_parked_after_what_was_stored() -> None:
     it = bench()
     step(it, 1)
     actions = it.command(Park(fence("a"), "park", 100))
-    assert actions == [ParkSession("a", SnapshotOrder(1, 2, 2), 1, 100), FreeSession("a")]
+    assert actions == [ParkSession("a", "g1", SnapshotOrder(1, 2, 2), 1, 100), FreeSession("a")]

@@ -40,6 +40,7 @@ from workers.control_events import (
     ParkSession,
     ShuttingDown,
     StartTurn,
+    StoredFound,
     Tick,
     TurnFinished,
     TurnOutcome,
@@ -105,7 +106,7 @@ def test_a_parked_session_holds_nothing_here() -> None:
     (answer,) = worker.park("a")
     assert isinstance(answer, Answer)
     assert answer.result == {"parked": 1}
-    assert worker.bench.actions[-2:] == [ParkSession("a", FIRST, 0, 100), FreeSession("a")]
+    assert worker.bench.actions[-2:] == [ParkSession("a", "g1", FIRST, 0, 100), FreeSession("a")]
     assert (worker.reserved, worker.bench.control.sessions) == (20, 2)
 
 
@@ -122,7 +123,7 @@ def test_a_restored_session_goes_on_at_its_step() -> None:
     assert isinstance(started, StartTurn)
     worker.bench.tell(TurnFinished("a", 2, TurnOutcome.FAILED))
     worker.park("a")
-    assert ParkSession("a", FIRST, 7, 100) in worker.bench.actions
+    assert ParkSession("a", "g1", FIRST, 7, 100) in worker.bench.actions
 
 
 def test_what_is_parked_and_does_not_come_back_is_told_as_lost() -> None:
@@ -453,6 +454,20 @@ def test_what_is_parked_of_a_gateway_that_does_not_come_back_is_forgotten() -> N
     assert ForgetParked("a", 1, 1) not in worker.bench.after(29_999)
     assert ForgetParked("a", 1, 1) in worker.bench.after(1)
     assert ForgetParked("b", 1, 1) not in worker.bench.actions
+
+
+def test_what_an_earlier_worker_stored_goes_with_its_gateway_too() -> None:
+    worker = Worker(parked_alone_ms=30_000.0)
+    worker.bench.tell(StoredFound("x", "gone", SnapshotOrder(2, 3, 1)))
+    worker.bench.tell(StoredFound("y", "g1", SnapshotOrder(2, 4, 1)))
+    worker.bench.tell(StoredFound("z", "late", SnapshotOrder(2, 5, 1)))
+    worker.bench.tell(GatewayUp("late"))
+    assert ForgetParked("x", 2, 3) not in worker.bench.after(29_999)
+    assert ForgetParked("x", 2, 3) in worker.bench.after(1)
+    worker.bench.after(60_000)
+    assert not {"y", "z"} & {a.session for a in worker.bench.actions if isinstance(a, ForgetParked)}
+    worker.bench.tell(GatewayDown("g1"))
+    assert ForgetParked("y", 2, 4) in worker.bench.after(30_000)
 
 
 def test_what_is_parked_outlives_a_link() -> None:

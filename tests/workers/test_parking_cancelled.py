@@ -19,7 +19,7 @@ from workers.parking import Parking
 from workers.snapshots import SnapshotPlace, SnapshotStore
 
 SIZE = 100_000
-PARK = ParkSession("s", SnapshotOrder(1, 1, 1), 3, 4_000_000_000)
+PARK = ParkSession("s", "g1", SnapshotOrder(1, 1, 1), 3, 4_000_000_000)
 RESTORE = Restore(SnapshotOrder(1, 1, 1), SnapshotOrder(1, 2))
 FORGET = ForgetParked("s", 1, 2)
 

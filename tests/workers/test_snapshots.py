@@ -107,6 +107,7 @@ class Host:
         return self.store.commit(
             draft,
             order=next_order() if order is None else order,
+            owner="gateway",
             weights=WEIGHTS,
             engine=ENGINE,
             step=step,
@@ -295,6 +296,7 @@ def test_a_file_system_that_fills_up_leaves_the_earlier_snapshot(
         host.store.commit(
             draft,
             order=next_order(),
+            owner="gateway",
             weights=WEIGHTS,
             engine=ENGINE,
             step=1,
@@ -457,6 +459,7 @@ def test_a_committed_draft_is_committed_once_and_not_abandoned(host: Host) -> No
         host.store.commit(
             draft,
             order=next_order(),
+            owner="gateway",
             weights=WEIGHTS,
             engine=ENGINE,
             step=2,
@@ -512,6 +515,7 @@ def test_an_engine_that_writes_no_file_has_failed(
         host.store.commit(
             draft,
             order=next_order(),
+            owner="gateway",
             weights=WEIGHTS,
             engine=ENGINE,
             step=1,
@@ -961,3 +965,26 @@ class Calls(RuleBasedStateMachine):
 
 Calls.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestCalls = Calls.TestCase
+
+
+def test_a_later_worker_learns_what_is_stored_of_its_stage(host: Host) -> None:
+    orders = [SnapshotOrder(1, 1, 1), SnapshotOrder(1, 2, 1)]
+    for order in orders:
+        host.commit(host.store.begin("one", "stage", 5), b"state", order=order)
+    host.park(session="two")
+    host.park(session="three", stage="another")
+    host.store.begin("four", "stage", 5)
+    stored = host.store.stored("stage")
+    assert [(each.session, each.owner) for each in stored] == [
+        ("one", "gateway"),
+        ("two", "gateway"),
+    ]
+    assert stored[0].order == orders[1]
+
+
+def test_what_cannot_be_read_is_left_out_of_what_is_stored(host: Host) -> None:
+    host.park(session="one")
+    host.park(session="two")
+    (path, *_) = [path for path in host.memory.iterdir() if path.name.endswith(".parked")]
+    path.write_bytes(b"{}")
+    assert len(host.store.stored("stage")) == 1

@@ -231,7 +231,7 @@ def test_a_worker_takes_all_sessions_that_its_pipelines_allow(directory: Path) -
 def test_workers_without_a_budget_share_what_the_others_leave(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    monkeypatch.setattr("workers.memory_shares.host_memory_bytes", lambda: 1000 << 20)
     specs = worker_specs(load_config(write_config(directory, replicas=2)), directory)
     assert {spec.name: spec.budget for spec in specs} == {
         # An eighth is for parked state.
@@ -252,7 +252,7 @@ def test_workers_without_a_budget_share_what_the_others_leave(
 def test_budgets_that_the_machine_does_not_have_are_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    monkeypatch.setattr("workers.memory_shares.host_memory_bytes", lambda: 1000 << 20)
     path = write_config(directory, replicas=2, budget={"cpu": "501MiB"})
     with pytest.raises(ConfigError, match="more than this machine has \\(1000 MiB\\)") as refused:
         worker_specs(load_config(path), directory)
@@ -422,7 +422,7 @@ def test_a_sweep_leaves_what_is_no_supervisors(directory: Path) -> None:
 def test_more_for_parked_state_than_there_is_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.supervisor.host_memory_bytes", lambda: 1000 << 20)
+    monkeypatch.setattr("workers.memory_shares.host_memory_bytes", lambda: 1000 << 20)
     path = write_config(directory)
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**config, "parking": {"memory": "1GiB"}}))

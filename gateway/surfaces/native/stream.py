@@ -78,7 +78,7 @@ class NativeStream:
         except OSError:
             return  # The client hung up during the upgrade.
         if refusal is not None:
-            outlet = Outlet(send, self._metrics.frames("native"), lambda blocked: None)
+            outlet = Outlet(send, self._metrics.frames("native"))
             await _refuse(outlet, wire, refusal, self._metrics)
             return
         await _Connection(self._host, self._metrics, wire, summary, receive, send).run()
@@ -104,7 +104,7 @@ class _Connection:
         self._kind = summary.kind
         self._receive = receive
         self._frames = metrics.frames("native")
-        self._outlet = Outlet(send, self._frames, self._on_blocked)
+        self._outlet = Outlet(send, self._frames)
         self._egress = self._outlet.egress
         self._cursors = Cursors(summary.id)
         self._writer = OutputWriter(wire, self._cursors)
@@ -144,7 +144,9 @@ class _Connection:
         try:
             attachment = await self._attach()
             if attachment is not None:
-                await self._outlet.carry(self._read(attachment), self._session, self._stalled)
+                await self._outlet.carry(
+                    self._read(attachment), self._session, self._stalled, attachment.set_blocked
+                )
         except OSError:
             pass  # The client is gone.
         finally:
@@ -173,8 +175,6 @@ class _Connection:
         except AntiphonError as error:
             await _refuse(self._outlet, self._wire, error, self._metrics)
             return None
-        if self._egress.blocked:
-            self._attachment.set_blocked(True)
         return self._attachment
 
     async def _first_frame(self) -> Attach | None:
@@ -254,10 +254,6 @@ class _Connection:
             self._egress.put(self._writer.alone(Refused(error.info(), ref)))
         else:
             self._egress.put(self._writer.alone(Answered(command, error.info())))
-
-    def _on_blocked(self, blocked: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.set_blocked(blocked)
 
 
 def _check(attach: Attach) -> None:

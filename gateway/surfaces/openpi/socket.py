@@ -197,8 +197,7 @@ class _Connection:
         self.ahead = Ahead(receive)
         self._metrics = metrics
         self._frames: FrameCounts = metrics.frames("openpi")
-        self._send = send
-        self._outlet = Outlet(self._sent, self._frames, self._on_blocked)
+        self._outlet = Outlet(send, self._frames)
         self._egress = self._outlet.egress
         self._attachment: Attachment | None = None
         self._requests = Requests(0)
@@ -290,7 +289,11 @@ class _Connection:
         self._metrics.watch_egress(self._egress)
         try:
             await self._outlet.carry(
-                self._read(attachment), attachment.session, lambda: self._stalled(attachment)
+                self._read(attachment),
+                attachment.session,
+                lambda: self._stalled(attachment),
+                attachment.set_blocked,
+                self._sent,
             )
         finally:
             self._metrics.forget_egress(self._egress)
@@ -349,16 +352,11 @@ class _Connection:
         self._outlet.finish(code, reason)
         self._room.set()
 
-    async def _sent(self, message: Any) -> None:
-        await self._send(message)
-        if message["type"] == "websocket.send" and message.get("bytes") is not None:
+    def _sent(self, frame: str | bytes) -> None:
+        if isinstance(frame, bytes):
             if self._welcomed:
                 self._requests.sent(self._now_ms())
             self._welcomed = True
-
-    def _on_blocked(self, blocked: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.set_blocked(blocked)
 
     def _now_ms(self) -> float:
         return self._loop.time() * 1000.0

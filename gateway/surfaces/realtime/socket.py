@@ -206,8 +206,7 @@ class _Connection:
         self._metrics = metrics
         self._frames = frames
         self._receive = receive
-        self._attachment: Attachment | None = None
-        self._outlet = Outlet(send, frames, self._on_blocked)
+        self._outlet = Outlet(send, frames)
         self._egress = self._outlet.egress
         self._tracing: str | dict[str, Any] | None = None
 
@@ -249,7 +248,6 @@ class _Connection:
 
     async def run(self, attachment: Attachment) -> None:
         """Carry frames both ways until either side ends it."""
-        self._attachment = attachment
 
         def stalled() -> None:
             log.info("client_does_not_read", session=attachment.session)
@@ -258,7 +256,9 @@ class _Connection:
 
         self._metrics.watch_egress(self._egress)
         try:
-            await self._outlet.carry(self._read(attachment), attachment.session, stalled)
+            await self._outlet.carry(
+                self._read(attachment), attachment.session, stalled, attachment.set_blocked
+            )
         finally:
             self._metrics.forget_egress(self._egress)
 
@@ -280,10 +280,6 @@ class _Connection:
             for piece in in_pieces(verb):
                 await attachment.room()
                 attachment.send(piece)
-
-    def _on_blocked(self, blocked: bool) -> None:
-        if self._attachment is not None:
-            self._attachment.set_blocked(blocked)
 
 
 def _asked_model(scope: Scope) -> str | None:

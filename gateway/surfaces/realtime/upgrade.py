@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Send
 
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.while_waiting import while_waiting
+from protocol.realtime import MAX_EVENT_BYTES
 from sessions.openings import Position
 
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ class Upgrade:
     def __init__(self, subprotocol: str | None, receive: Receive, send: Send) -> None:
         self.subprotocol = subprotocol
         self.accepted = False
-        self._ahead = Ahead(receive, skip=_is_audio)
+        self._ahead = Ahead(receive, skip=_is_audio, longest_bytes=MAX_EVENT_BYTES)
         self._send = send
         self._position: Position | None = None
         self._moved = asyncio.Event()

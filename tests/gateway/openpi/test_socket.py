@@ -370,8 +370,7 @@ async def test_a_parked_policy_goes_on_where_it_was(tmp_path: Path) -> None:
         session = arm.metadata["antiphon"]["session"]
         for number in (1, 2):
             assert (await arm.infer())["actions"][0, 0] == number
-        it.host.park_session(session)
-        await until(it.host, lambda: "parked" in happened(it.host, session))
+        assert await it.host.park_session(session) == (("act",), {})
         assert (await other.infer())["actions"][0, 0] == 1
         assert (await arm.infer())["actions"][0, 0] == 3
         assert happened(it.host, session)[-3:-1] == ["restoring", "restored"]
@@ -413,7 +412,6 @@ async def test_what_is_parked_outlives_its_worker(tmp_path: Path) -> None:
         session = arm.metadata["antiphon"]["session"]
         for number in (1, 2):
             assert (await arm.infer())["actions"][0, 0] == number
-        it.host.park_session(session)
-        await until(it.host, lambda: "parked" in happened(it.host, session))
+        assert await it.host.park_session(session) == (("act",), {})
         await it.served.replace("act")
         assert (await arm.infer())["actions"][0, 0] == 3
