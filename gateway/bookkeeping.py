@@ -183,6 +183,7 @@ class Bookkeeping:
         self._metrics.watch_link(replica.name, replica.unacknowledged)
         self._metrics.watch_devices(replica.stage, replica.name, replica.devices)
         self._metrics.watch_compute(replica.stage, replica.name, replica.compute)
+        self._metrics.watch_counters(replica.stage, replica.name, replica.counters)
 
     def workers_changed(self, replicas: Iterable[Replica]) -> None:
         """A worker came, went or gave a sign of life."""

@@ -168,6 +168,7 @@ class GatewayMetrics:
         self._links: dict[str, Callable[[], int]] = {}
         self._devices: dict[tuple[str, str], Callable[[], Mapping[str, DeviceBytes]]] = {}
         self._computes: dict[tuple[str, str], Callable[[], ComputeUse]] = {}
+        self._counters: dict[tuple[str, str], Callable[[], Mapping[str, int]]] = {}
         self._frames: dict[str, FrameCounts] = {}
         self._traffic: Callable[[], Mapping[tuple[str, str], Traffic]] = dict
         self._waiting: Callable[[], Mapping[str, int]] = dict
@@ -248,6 +249,12 @@ class GatewayMetrics:
         """`compute()` is what the worker takes of the processor, as of its last heartbeat."""
         self._computes[stage, worker] = compute
 
+    def watch_counters(
+        self, stage: str, worker: str, counters: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """`counters()` is what the worker's engine has done, as of its last heartbeat."""
+        self._counters[stage, worker] = counters
+
     # Connections, told by surfaces
 
     def error_told(self, code: str) -> None:
@@ -325,6 +332,15 @@ class GatewayMetrics:
         yield links
         yield from self._device_families()
         yield from self._compute_families()
+        engine = CounterMetricFamily(
+            "antiphon_engine",
+            "What a worker's engine has done, by its own names.",
+            labels=["stage", "worker", "counter"],
+        )
+        for labels, counters in self._counters.items():
+            for name, count in counters().items():
+                engine.add_metric([*labels, name], count)
+        yield engine
         edge_bytes = CounterMetricFamily(
             "antiphon_edge_bytes",
             "Payload bytes that crossed an edge, by connector.",

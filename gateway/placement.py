@@ -93,6 +93,10 @@ class Replica:
         status = self.status if self.link.worker is not None else None
         return (status.compute if status is not None else None) or ComputeUse()
 
+    def counters(self) -> Mapping[str, int]:
+        """What its engine has done, as of its last heartbeat."""
+        return {} if self.status is None or self.link.worker is None else self.status.counters
+
     def came(self, worker: str) -> None:
         """A link to the incarnation `worker` is open; its arena is still to be attached."""
         # The link names its every opening; the process is what comes before the last dot.

@@ -327,7 +327,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     `progress` grows whenever the engine gets anything done; `waiting` is work that has
     been accepted and not finished. Waiting without progress is wedged. `devices` is what is
     reserved of each device. With `ready` false the worker is still loading its model and
-    opens no session.
+    opens no session. `counters` is what its engine has done since it was loaded.
     """
 
     stage: str
@@ -338,6 +338,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="worker_status"):
     ready: bool = True
     devices: dict[str, DeviceBytes] = {}
     compute: ComputeUse | None = None
+    counters: dict[str, int] = {}
 
 
 Report = (

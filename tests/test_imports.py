@@ -33,6 +33,7 @@ ENGINE_LIBRARIES = {
     "lerobot",
     "llama_cpp",
     "onnxruntime",
+    "safetensors",
     "tokenizers",
     "torch",
     "transformers",

@@ -192,6 +192,11 @@ class Engine(ABC):
         """What it holds for all sessions together, by device ("cpu", "cuda:0"), once loaded."""
         return {}
 
+    def counters(self) -> dict[str, int]:
+        """What it has done since it was created, by name, for metrics: a few numbers that only
+        grow. Asked for with each heartbeat."""
+        return {}
+
     def declare(self, settings: dict[str, Any]) -> dict[str, int]:
         """The most bytes that a session with `settings` holds, by device; its inputs and what
         it emits do not count.

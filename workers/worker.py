@@ -229,7 +229,8 @@ class Worker:
         if now_ms >= self._sampled_ms + _SAMPLE_MS:
             self._sampled_ms = now_ms
             self._tell(ComputeMeasured(processor_time.sample(self._spec.cores)))
-        return self._control.status(self._spec.stage, resident_bytes())
+        status = self._control.status(self._spec.stage, resident_bytes())
+        return msgspec.structs.replace(status, counters=self._engine.counters())
 
     def _budget(self, total_bytes: int) -> Budget:
         return Budget(total_bytes, self._spec.head_room, self._spec.tenant_share)

@@ -52,3 +52,15 @@ def test_a_worker_without_cores_of_its_own_has_no_bound() -> None:
         'antiphon_worker_session_cores{stage="think",worker="bound"} 0.25',
         'antiphon_worker_session_cores{stage="think",worker="free"} 0.0',
     }
+
+
+def test_what_an_engine_counts_is_exposed_by_its_own_names() -> None:
+    metrics = GatewayMetrics()
+    counts = {"calls": 3, "frames": 12}
+    metrics.watch_counters("sim", "sim-0", lambda: counts)
+    counts["calls"] += 1
+    told = [line for line in metrics.render().decode().splitlines() if "antiphon_engine" in line]
+    assert told[2:] == [
+        'antiphon_engine_total{counter="calls",stage="sim",worker="sim-0"} 4.0',
+        'antiphon_engine_total{counter="frames",stage="sim",worker="sim-0"} 12.0',
+    ]

@@ -16,7 +16,7 @@ from workers.engine_registry import engine_class
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["ar", "codec", "speech-in", "vla"])
+@pytest.mark.parametrize("name", ["ar", "codec", "speech-in", "vla", "world"])
 def test_an_engine_is_registered(name: str) -> None:
     assert engine_class(name).outputs
 
@@ -37,7 +37,7 @@ def test_a_worker_process_starts_without_what_only_reads_configs() -> None:
 def test_naming_an_engine_loads_none_of_its_libraries() -> None:
     code = (
         "import sys; from workers.engine_registry import engine_class\n"
-        "for name in ('ar', 'codec', 'speech-in', 'vla'): engine_class(name)\n"
+        "for name in ('ar', 'codec', 'speech-in', 'vla', 'world'): engine_class(name)\n"
         "print(*sys.modules)"
     )
     result = subprocess.run(

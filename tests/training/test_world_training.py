@@ -1,0 +1,43 @@
+"""The recipe of the world model: twenty steps of it, never the whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
+
+from training.worlds import evaluate, train  # noqa: E402
+from training.worlds.train import HELD_OUT, sequences  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_twenty_steps_lower_the_loss_and_the_engine_plays_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "arena.safetensors"
+    options = ["--steps", "20", "--batch", "1", "--report", "19", "--threads", "1"]
+    train.main([*options, "--out", str(weights)])
+    first, last = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert last < first
+    assert weights.stat().st_size < 10_000_000
+    folder = tmp_path / "measured"
+    evaluate.main([str(weights), "--worlds", "2", "--frames", "10", "--out", str(folder)])
+    measured = json.loads((folder / "measures.json").read_text())
+    assert (measured["worlds"], measured["frames"]) == (2, 10)
+    assert measured["calls_per_frame"] == 1
+    assert (folder / "strip.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sequence_is_a_sink_and_frames_that_follow_each_other() -> None:
+    batch = next(sequences(64, 1))
+    steps = batch.times[:, 1:] - batch.times[:, :-1]
+    assert (steps[:, 1:] == 1).all()
+    assert (steps[:, 0] >= 0).all()
+    assert steps[:, 0].max() > 20
+    follows = steps == 1
+    assert torch.equal(batch.before[:, 1:][follows], batch.frames[:, :-1][follows])
+    assert HELD_OUT > 0
