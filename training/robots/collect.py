@@ -6,7 +6,8 @@ learned are the states that it gets itself into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from training.robots.simulator import TASKS, Simulation
 
 HORIZON = 10
 ACTIONS = 4
+MOST_FROZEN = 6
+"""Actions of a chunk that may be decided before it is asked for."""
 
 Act = Callable[[Mapping[str, Any]], npt.NDArray[Any]]
 """A chunk of actions, (horizon, 4), from an observation."""
@@ -29,7 +32,8 @@ class Samples:
 
     `front` and `wrist` are uint8 (n, 64, 64, 3), `state` float32 (n, 4), `task` int64 (n,) into
     TASKS, `chunk` float32 (n, horizon, 4) of the expert, and `places` float32 (n, 6): where block
-    and ball are, from the hand, in metres.
+    and ball are, from the hand, in metres. `bound` is like `chunk`, for an expert whose first
+    int64 (n,) `length` actions were decided before, by a plan that is out of date.
     """
 
     front: npt.NDArray[np.uint8]
@@ -38,6 +42,8 @@ class Samples:
     task: npt.NDArray[np.int64]
     chunk: npt.NDArray[np.float32]
     places: npt.NDArray[np.float32]
+    bound: npt.NDArray[np.float32]
+    length: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.task)
@@ -66,12 +72,16 @@ def collect(
             simulation.reset(seed)
             chunk: npt.NDArray[Any] = np.zeros((0, ACTIONS))
             drift = np.zeros(3)
+            plans: deque[npt.NDArray[Any]] = deque(maxlen=HORIZON - MOST_FROZEN + 1)
+            """What was planned last, each from its step on."""
             while not simulation.over:
                 sampled = simulation.steps % every == 0
                 asks = act is not None and len(chunk) == 0
                 seen = simulation.observe() if sampled or asks else None
                 wanted = plan(simulation, HORIZON)
+                plans.append(wanted)
                 if sampled:
+                    decided = _decided(plans, random)
                     assert seen is not None
                     hand = simulation.hand
                     places = np.concatenate([simulation.block - hand, simulation.ball - hand])
@@ -83,6 +93,8 @@ def collect(
                             task_number,
                             wanted,
                             places,
+                            plan(simulation, HORIZON, decided),
+                            len(decided),
                         )
                     )
                 if act is None:
@@ -94,7 +106,9 @@ def collect(
                     continue
                 if len(chunk) == 0:
                     assert seen is not None
-                    chunk = act(seen)[: int(random.integers(1, 6))]
+                    chunk = act(seen)
+                    plans[-1] = chunk
+                    chunk = chunk[: int(random.integers(1, 6))]
                 simulation.step(chunk[0])
                 chunk = chunk[1:]
         assert simulation is not None
@@ -107,4 +121,18 @@ def collect(
         np.array(columns[3], np.int64),
         np.stack(columns[4]).astype(np.float32),
         np.stack(columns[5]).astype(np.float32),
+        np.stack(columns[6]).astype(np.float32),
+        np.array(columns[7], np.int64),
     )
+
+
+def _decided(
+    plans: Sequence[npt.NDArray[Any]], random: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """1 to MOST_FROZEN actions from now on, of a plan that was made some steps ago."""
+    ago = int(random.integers(0, len(plans)))
+    length = int(random.integers(1, MOST_FROZEN + 1))
+    decided = plans[-1 - ago][ago : ago + length].astype(np.float32)
+    if random.random() < 0.5:
+        decided[:, :3] += random.normal(0.0, 0.3, (length, 3))
+    return decided.clip(-1.0, 1.0)

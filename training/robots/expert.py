@@ -6,6 +6,8 @@ state, also one that a half-trained policy has got itself into (DAgger).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +21,14 @@ CLOSING = 0.25
 """How much the gripper closes or opens in a step, as the plan has it."""
 
 
-def plan(simulation: Simulation, horizon: int) -> npt.NDArray[np.float32]:
-    """The next `horizon` actions of the task's expert, (horizon, 4), were nothing to happen."""
+def plan(
+    simulation: Simulation, horizon: int, decided: npt.NDArray[Any] | None = None
+) -> npt.NDArray[np.float32]:
+    """The next `horizon` actions of the task's expert, (horizon, 4), were nothing to happen.
+
+    The first are those that are `decided`, (n, 4), whatever the expert thinks of them: it goes
+    on from where they lead.
+    """
     hand, opening = simulation.hand, simulation.opening
     block, ball = simulation.block, simulation.ball
     picks = simulation.task.name == "pick"
@@ -30,6 +38,8 @@ def plan(simulation: Simulation, horizon: int) -> npt.NDArray[np.float32]:
             _pick(hand, opening, block) if picks else (ball + np.array([0.0, 0.0, FOLLOW_M]), -1.0)
         )
         move = np.clip(0.6 * (goal - hand) / STEP_M, -1.0, 1.0)
+        if decided is not None and index < len(decided):
+            move, grip = np.asarray(decided[index][:3], np.float64), float(decided[index][3])
         actions[index] = [*move, grip]
         carried = opening < GRASPED and _between_fingers(hand, block)
         hand = np.clip(hand + STEP_M * move, HAND_LOW, HAND_HIGH)

@@ -12,8 +12,8 @@ import onnx
 import onnxruntime
 import torch
 
-from training.robots.collect import ACTIONS, HORIZON
-from training.robots.network import MOST_FROZEN, TabletopPolicy
+from training.robots.collect import ACTIONS, HORIZON, MOST_FROZEN
+from training.robots.network import TabletopPolicy
 from training.robots.simulator import RATE_HZ, TASKS
 
 INPUTS = (

@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from training.robots.collect import ACTIONS, HORIZON
+from training.robots.collect import ACTIONS, HORIZON, MOST_FROZEN
 from training.robots.simulator import TASKS
 
-MOST_FROZEN = 6
-"""Actions of a chunk that may be decided before it is asked for."""
 POINTS = 32
 WIDTH = 256
 PLACES = 6

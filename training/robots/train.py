@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from training.robots.collect import ACTIONS, HORIZON, Act, Samples, collect
+from training.robots.collect import ACTIONS, HORIZON, MOST_FROZEN, Act, Samples, collect
 from training.robots.export import export
 from training.robots.judge import judge
-from training.robots.network import MOST_FROZEN, TabletopPolicy
+from training.robots.network import TabletopPolicy
 from training.robots.simulator import TASKS, Simulation
 
 Rows = npt.NDArray[np.int64]
@@ -74,13 +74,12 @@ def train(
     total = 0.0
     for step in range(1, steps + 1):
         rows = random.integers(0, len(samples), recipe.batch)
-        chunk = torch.from_numpy(samples.chunk[rows])
         task = torch.from_numpy(samples.task[rows])
-        length = torch.from_numpy(
-            random.integers(1, MOST_FROZEN + 1, len(rows)) * (random.random(len(rows)) < 0.5)
-        )
-        decided = chunk[:, :MOST_FROZEN]
-        prefix = (decided + 0.05 * torch.randn(decided.shape)).clamp(-1.0, 1.0)
+        frozen = random.random(len(rows)) < 0.5
+        length = torch.from_numpy(samples.length[rows] * frozen)
+        bound = samples.bound[rows]
+        chunk = torch.from_numpy(np.where(frozen[:, None, None], bound, samples.chunk[rows]))
+        prefix = torch.from_numpy(bound[:, :MOST_FROZEN])
         scene = _look(policy, samples, rows) if scenes is None else scenes[rows]
         made = policy.decide(scene, task, prefix, length)
         free = (torch.arange(HORIZON) >= length[:, None])[..., None]
