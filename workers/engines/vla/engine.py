@@ -34,11 +34,11 @@ from workers.engine import (
     Turn,
     TurnResult,
 )
-from workers.engines.vla.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.engines.vla.parked import create, read_state, write_state
 from workers.engines.vla.policy import Policy, State, policy_class
 from workers.engines.vla.policy_thread import PolicyThread
 from workers.engines.vla.stacking import signature, stack, unstack
+from workers.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
 
@@ -83,6 +83,14 @@ class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
+class Observed:
+    """What a robot senses, and what the policy keeps of its session."""
+
+    observation: dict[Any, Any]
+    state: State
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one observation: an answer and the state after it, or an error."""
 
@@ -103,8 +111,8 @@ class VlaEngine(Engine):
     def __init__(self, options: VlaOptions, policy: Policy) -> None:
         self._options = options
         self.policy = policy
-        self._gathering = Gathering(options.window_ms, options.batch)
-        self._answers: dict[Waiting, asyncio.Future[Outcome]] = {}
+        self._gathering: Gathering[Observed] = Gathering(options.window_ms, options.batch)
+        self._answers: dict[Waiting[Observed], asyncio.Future[Outcome]] = {}
         self._thread = PolicyThread()
         self._running = False
         self._begun_ms = 0.0
@@ -194,9 +202,9 @@ class VlaEngine(Engine):
         loop = asyncio.get_running_loop()
         now_ms = self._now_ms()
         within_ms = UNHURRIED_MS if wanted.deadline_ms is None else wanted.deadline_ms
-        waiting = Waiting(
-            session, observation, state, signature(observation), now_ms, now_ms + within_ms
-        )
+        observed = Observed(observation, state)
+        kind = signature(observation)
+        waiting = Waiting(session, observed, kind, now_ms, now_ms + within_ms)
         look: asyncio.TimerHandle | None = None
         if wanted.stale_ms is not None:
             waiting.stale_ms = now_ms + wanted.stale_ms
@@ -240,10 +248,11 @@ class VlaEngine(Engine):
         self._begun_ms = now_ms
         batch = self._gathering.take()
         self._thread.call(
-            lambda: _infer(self.policy, batch), lambda outcomes: self._answered(batch, outcomes)
+            lambda: _infer(self.policy, [one.work for one in batch]),
+            lambda outcomes: self._answered(batch, outcomes),
         )
 
-    def _answered(self, batch: list[Waiting], outcomes: list[Outcome]) -> None:
+    def _answered(self, batch: list[Waiting[Observed]], outcomes: list[Outcome]) -> None:
         self._running = False
         now_ms = self._now_ms()
         sessions = [waiting.session for waiting in batch]
@@ -318,7 +327,7 @@ class RobotSession(ParkableSession):
         self._engine.closed(self)
 
 
-def _infer(policy: Policy, batch: Sequence[Waiting]) -> list[Outcome]:
+def _infer(policy: Policy, batch: Sequence[Observed]) -> list[Outcome]:
     """In the policy's thread. Where several fail together each is tried alone."""
     begun_s = time.perf_counter()
     try:

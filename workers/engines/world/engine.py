@@ -26,9 +26,9 @@ from protocol.payloads import PayloadType
 from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession
 from workers.engines.world.architecture import Architecture
 from workers.engines.world.blocks import BlockPool
-from workers.engines.world.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.engines.world.pace import CallTime
 from workers.engines.world.settings import WorldOptions, WorldSettings, read
+from workers.gathering import UNHURRIED_MS, Gathering, Waiting
 from workers.to_the_end import to_the_end
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ class WorldEngine(Engine):
     def closed(self, session: WorldSession) -> None:
         """It is waited for by nobody any more."""
         self._playing.discard(session)
+        self._gathering.forget(session)
         self._go_on()
 
     def weights(self) -> str:
@@ -259,7 +260,8 @@ class WorldEngine(Engine):
 
     async def _call(self, work: Work, due_ms: float | None) -> Denoised:
         now_ms = self.now_ms()
-        waiting = Waiting(work, None, now_ms, now_ms + UNHURRIED_MS if due_ms is None else due_ms)
+        due_ms = now_ms + UNHURRIED_MS if due_ms is None else due_ms
+        waiting = Waiting(work.session, work, None, now_ms, due_ms)
         answer: asyncio.Future[Denoised] = asyncio.get_running_loop().create_future()
         self._answers[waiting] = answer
         self._gathering.add(waiting)
@@ -305,7 +307,8 @@ class WorldEngine(Engine):
         if done.cancelled():
             return  # The engine is shut down.
         now_ms, outcome = self.now_ms(), done.result()
-        self._gathering.answered(now_ms - self._begun_ms, now_ms)
+        sessions = [one.session for one in batch]
+        self._gathering.answered(sessions, now_ms - self._begun_ms, now_ms)
         self.call_time.took(outcome.call_ms)
         self.counted["calls"] += outcome.calls
         self.counted["denoising_steps"] += len(batch)

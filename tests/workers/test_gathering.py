@@ -1,4 +1,4 @@
-"""Which sessions go to a model together, and when."""
+"""Which sessions go to the model together, and when."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engines.world.gathering import UNHURRIED_MS, Gathering, Waiting
+from workers.gathering import UNHURRIED_MS, Gathering, Waiting
 
 
-def waiting(at_ms: float, within_ms: float = UNHURRIED_MS, kind: Any = None) -> Waiting[None]:
-    return Waiting(None, kind, at_ms, at_ms + within_ms)
+def waiting(
+    at_ms: float, within_ms: float = UNHURRIED_MS, kind: Any = None, session: object = None
+) -> Waiting[None]:
+    return Waiting(session or object(), None, kind, at_ms, at_ms + within_ms)
 
 
 def test_who_is_alone_does_not_wait_for_company() -> None:
@@ -27,7 +29,7 @@ def test_who_is_alone_does_not_wait_for_company() -> None:
 
 def test_those_that_come_one_upon_the_other_are_waited_for_up_to_a_bound() -> None:
     gathering = Gathering[None](window_ms=5, batch=8)
-    gathering.answered(infer_ms=30, now_ms=50)
+    gathering.answered([], infer_ms=30, now_ms=50)
     for at_ms, due_ms in ((100, 105), (104, 109), (108, 113), (127, 130)):
         gathering.add(waiting(at_ms))
         assert gathering.due_ms(9) == due_ms
@@ -35,10 +37,10 @@ def test_those_that_come_one_upon_the_other_are_waited_for_up_to_a_bound() -> No
 
 def test_a_fast_policy_is_not_waited_for_longer_than_it_takes() -> None:
     gathering = Gathering[None](window_ms=5, batch=8)
-    gathering.answered(infer_ms=2, now_ms=50)
+    gathering.answered([], infer_ms=2, now_ms=50)
     gathering.add(waiting(100))
     assert gathering.due_ms(9) == 100.5
-    gathering.answered(infer_ms=60_000, now_ms=50)
+    gathering.answered([], infer_ms=60_000, now_ms=50)
     gathering.add(waiting(104.5))
     assert gathering.due_ms(9) == 109.5
     gathering.add(waiting(149))
@@ -49,12 +51,75 @@ def test_who_waited_for_a_call_meets_those_whom_it_answered() -> None:
     gathering = Gathering[None](window_ms=5, batch=8)
     waited = waiting(10)
     gathering.add(waited)
-    gathering.answered(infer_ms=30, now_ms=40)
+    gathering.answered([], infer_ms=30, now_ms=40)
     assert gathering.due_ms(3) == 45
     answered = waiting(43)
     gathering.add(answered)
     assert gathering.due_ms(3) == 48
     assert gathering.take() == [waited, answered]
+
+
+def loop(gathering: Gathering[None], robots: str, at_ms: float, back_ms: float) -> None:
+    """A call of 30 ms that ends at `at_ms` and answers `robots`, who were there in time before
+    it; and what they sense next, `back_ms` later."""
+    gathering.answered(robots, infer_ms=30, now_ms=at_ms)
+    for robot in robots:
+        gathering.add(waiting(at_ms + back_ms, session=robot))
+
+
+def test_who_always_comes_back_at_once_is_waited_for() -> None:
+    gathering = Gathering[None](window_ms=5, batch=8)
+    loop(gathering, "ab", 100, back_ms=12)
+    gathering.take()
+    gathering.answered("ab", infer_ms=30, now_ms=200)
+    gathering.add(waiting(180, session="c"))
+    assert gathering.due_ms(9) == 230
+    gathering.add(waiting(220, session="a"))
+    assert gathering.due_ms(9) == 230
+    gathering.add(waiting(222, session="b"))
+    assert gathering.due_ms(9) == 227
+
+
+def test_who_came_late_is_not_waited_for() -> None:
+    gathering = Gathering[None](window_ms=5, batch=8)
+    loop(gathering, "ab", 100, back_ms=12)
+    gathering.take()
+    loop(gathering, "ab", 200, back_ms=31)
+    gathering.take()
+    gathering.answered("ab", infer_ms=30, now_ms=300)
+    gathering.add(waiting(290, session="c"))
+    assert gathering.due_ms(9) == 305
+
+
+def test_who_has_gone_is_not_waited_for() -> None:
+    gathering = Gathering[None](window_ms=5, batch=8)
+    loop(gathering, "a", 100, back_ms=12)
+    gathering.take()
+    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering.add(waiting(190, session="c"))
+    assert gathering.due_ms(9) == 230
+    gathering.forget("a")
+    assert gathering.due_ms(9) == 205
+
+
+def test_who_stays_away_is_waited_for_once() -> None:
+    gathering = Gathering[None](window_ms=5, batch=8)
+    loop(gathering, "a", 100, back_ms=12)
+    gathering.take()
+    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering.add(waiting(240, session="c"))
+    assert gathering.due_ms(9) == 245
+
+
+def test_a_deadline_that_can_be_met_ends_the_waiting() -> None:
+    gathering = Gathering[None](window_ms=5, batch=8)
+    loop(gathering, "a", 100, back_ms=12)
+    gathering.take()
+    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering.add(waiting(201, within_ms=50, session="c"))
+    assert gathering.due_ms(9) == 221
+    gathering.add(waiting(202, within_ms=10, session="d"))
+    assert gathering.due_ms(9) == 221
 
 
 def test_a_full_batch_does_not_wait() -> None:
