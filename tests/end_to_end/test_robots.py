@@ -10,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from protocol.openpi import pack
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
+from training.robots.simulator import Simulation
+from workers.engines.vla.onnx_policy import OnnxOptions, OnnxPolicy
+from workers.engines.vla.stacking import stack
 
 SCENARIOS = ROOT / "tests" / "official_client" / "robots.py"
 KEY = "a-key-for-robots"
@@ -129,20 +134,21 @@ def test_every_session_of_the_client_has_ended(arm: Deployment) -> None:
 def test_the_example_serves_any_observation_and_a_policy_that_looks(tmp_path: Path) -> None:
     example = (ROOT / "examples" / "robots.yaml").read_text()
     config = tmp_path / "robots.yaml"
+    with contextlib.closing(Simulation("pick", 1)) as world:
+        observations = []
+        for _ in range(5):
+            observations.append(world.observe())
+            world.step([1.0, 0.5, -1.0, 1.0])
     example = example.replace("port: 8000", "port: 0")
     config.write_text(example.replace("training/", f"{ROOT}/training/"))
     ask = """
-import sys, numpy as np
+import json, sys, numpy as np
+from openpi_client import msgpack_numpy
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 looks = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]))
 assert looks.get_server_metadata()["policy"] == "tabletop"
-seen = {
-    "observation/image": np.full((64, 64, 3), 100, np.uint8),
-    "observation/wrist_image": np.zeros((64, 64, 3), np.uint8),
-    "observation/state": np.zeros(4, np.float32),
-    "prompt": "follow the red ball",
-}
-assert looks.infer(seen)["actions"].shape == (10, 4)
+seen = msgpack_numpy.unpackb(sys.stdin.buffer.read())
+print(json.dumps([looks.infer(each)["actions"].tolist() for each in seen]))
 policy = WebsocketClientPolicy(f"{sys.argv[2]}/v1/openpi/synthetic-any")
 assert policy.get_server_metadata()["policy"] == "synthetic-any"
 answer = policy.infer({"whatever": np.arange(5), "it": {"is": "called"}})
@@ -151,8 +157,14 @@ again = policy.infer({"whatever": np.arange(5), "it": {"is": "different"}})
 assert not np.array_equal(answer["actions"], again["actions"])
 """
     with Deployment(config) as deployment:
-        subprocess.run(
+        asked = subprocess.run(
             [openpi_python(), "-c", ask, str(policy_port(deployment)), deployment.ws_url],
+            input=pack(observations),
+            stdout=subprocess.PIPE,
             check=True,
             timeout=LIMIT_S,
         )
+    policy = OnnxPolicy(OnnxOptions(model=ROOT / "training/robots/tabletop.onnx"))
+    policy.load()
+    in_process = [policy.infer(stack([each], [{}])).answers["actions"][0] for each in observations]
+    np.testing.assert_allclose(json.loads(asked.stdout), in_process, atol=1e-5)
