@@ -67,7 +67,9 @@ def test_an_environment_without_workers_is_said_with_its_remedy(tmp_path: Path) 
     assert said.endswith(f"; install antiphon {version('antiphon')} in that environment")
 
 
-def test_another_version_there_is_said(tmp_path: Path) -> None:
+def test_another_version_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What lies in the working directory would be found first, as no command has it.
+    monkeypatch.chdir(tmp_path)
     python = lent_python(tmp_path / "lent")
     info = site_packages(python) / "antiphon-0.0.1.dist-info"
     info.mkdir()

@@ -421,8 +421,8 @@ MUTATIONS = (
     Mutation(
         "a session is freed before its state is written",
         "workers/session_control.py",
-        "self._next_order(), step, expires_at_s))\n",
-        "self._next_order(), step, expires_at_s))\n"
+        "self._next_order(), step, expires_at_s)\n                )\n",
+        "self._next_order(), step, expires_at_s)\n                )\n"
         "                self.operation_done(OperationDone(self.session), now_ms)\n",
     ),
     Mutation(
