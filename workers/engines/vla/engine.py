@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pydantic
 
 from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
-from protocol.errors import DeadlineMissed, InvalidRequest
+from protocol.errors import DeadlineMissed, EngineFailed, InvalidRequest
 from protocol.messages import RESET
 from protocol.openpi import Joined, pack, to_parts
 from protocol.payloads import PayloadType
@@ -340,7 +342,17 @@ def _infer(policy: Policy, batch: Sequence[Observed]) -> list[Outcome]:
             return [outcome for one in batch for outcome in _infer(policy, [one])]
         return [Outcome({}, {}, 0.0, 1, error)]
     infer_ms = (time.perf_counter() - begun_s) * 1000.0
-    return [Outcome(answer, state, infer_ms, len(batch)) for answer, state in answers]
+    return [
+        Outcome(answer, state, infer_ms, len(batch))
+        if _finite(answer["actions"])
+        else Outcome({}, {}, infer_ms, len(batch), EngineFailed("the actions are not finite"))
+        for answer, state in answers
+    ]
+
+
+def _finite(actions: npt.NDArray[Any]) -> bool:
+    """No motor is told what is no number."""
+    return actions.dtype.kind in "biuf" and bool(np.isfinite(actions).all())
 
 
 def _parameters(given: dict[str, Any]) -> StepParameters:
