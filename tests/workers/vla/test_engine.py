@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from protocol.device_bytes import HOST
-from protocol.errors import DeadlineMissed, InvalidRequest, SessionStateLost
+from protocol.errors import DeadlineMissed, EngineFailed, InvalidRequest, SessionStateLost
 from protocol.openpi import from_parts, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
@@ -58,6 +58,17 @@ async def step(
     assert result.commit is not None
     result.commit()
     return from_parts(pieces), result
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+async def test_actions_that_are_no_numbers_are_told_to_no_robot(number: float) -> None:
+    async with loaded() as (engine, _):
+        session, other = opened(engine), opened(engine)
+        with pytest.raises(EngineFailed, match="not finite"):
+            await step(session, {"state": np.array([number])})
+        for robot in (session, other):
+            answer, _ = await step(robot, {"state": np.array([0.5])})
+            assert answer["actions"][0, 0] == 1.5
 
 
 async def test_an_observation_is_answered_with_a_chunk() -> None:
