@@ -33,11 +33,19 @@ class Robot:
         """The step that is in flight."""
         self.observed = 0
         """The tick of its observation."""
+        self.sequence = 0
+        """The last output's number."""
         self.attach()
 
     def attach(self, **snapshot: Any) -> None:
         stands = {"committed_step": 0, "lost": False, "in_flight": None, **snapshot}
-        self.machine.attached({"snapshot": stands})
+        self.machine.attached({"snapshot": stands, "sequence": self.sequence})
+
+    def come_back(self, *, missed: int, **snapshot: Any) -> None:
+        """There is another connection, and so many outputs are told again behind `attached`."""
+        self.sequence += missed
+        self.attach(**snapshot)
+        self.sequence -= missed
 
     def begin(self) -> None:
         """A tick begins, with an observation that says which."""
@@ -84,7 +92,8 @@ class Robot:
         return step
 
     def tell(self, type: str, **fields: Any) -> None:
-        self.machine.told(type, fields, self.now_ms)
+        self.sequence += 1
+        self.machine.told(type, self.sequence, fields, self.now_ms)
         self.ask()
 
     def act(self) -> Action:
@@ -223,11 +232,61 @@ def test_a_stop_outranks_everything_until_a_release() -> None:
     assert is_tick(robot.act())
 
 
-def test_what_the_gateway_gives_it_does_not_hold_back() -> None:
+def test_an_answer_from_before_the_stop_that_is_told_again_does_not_end_it() -> None:
     robot = Robot()
-    robot.attach(stopped=True)
+    robot.begin()
+    robot.act()
+    robot.machine.connected = False
+    robot.turn()
+    robot.come_back(missed=2, stopped=True)
+    assert safe_for(robot.turn(), "stopped")
+    robot.answer()
+    assert robot.machine.stopped
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_a_release_that_is_told_again_does_not_end_the_stop_behind_it() -> None:
+    robot = Robot()
+    robot.machine.connected = False
+    robot.come_back(missed=4, stopped=True)
+    robot.tell("emergency_stopped", by="client")
+    robot.tell("was_reset", committed_step=0)
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_a_stop_and_its_release_that_are_told_again_leave_nothing_of_before() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.machine.connected = False
+    robot.come_back(missed=3, stopped=False)
+    robot.answer()
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.act(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+    assert not robot.turn().fresh
+
+
+def test_a_refusal_that_is_known_after_the_release_does_not_hold_for_good() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.done()
+    robot.tell("stop_released")
+    robot.machine.refused(ServerFailed("no", code="emergency_stopped"))
+    assert safe_for(robot.act(), "stopped")
     robot.begin()
     robot.answer()
+    assert not robot.machine.stopped
     assert is_tick(robot.act())
 
 

@@ -163,6 +163,11 @@ class ControlMachine:
         """Whether the gateway holds the session still, whoever asked for it."""
         self._held_by_client = False
         """Whether a reset ends that, which the gateway tells behind the reset."""
+        self._held_by_refusal = False
+        """Whether only a refused step has told that, which has no place among the outputs."""
+        self._stopped_as_of = 0
+        """As of this output the gateway holds the session still: those up to it that are told
+        again, answers and releases of the time before, do not end that."""
         self._tick = 0
         self._began_ms = 0.0
         self._observed: _Observed | None = None
@@ -296,9 +301,11 @@ class ControlMachine:
 
     # What the gateway says
 
-    def told(self, type: str, fields: Mapping[str, Any], now_ms: float) -> None:
-        """An output of the session. Raises ProtocolError for actions that are none."""
+    def told(self, type: str, sequence: int, fields: Mapping[str, Any], now_ms: float) -> None:
+        """Output number `sequence` of the session. Raises ProtocolError for actions that are
+        none."""
         ended = self.steps.told(type, fields)
+        news = sequence > self._stopped_as_of
         match type:
             case "step_done" if ended:
                 self._answered(fields, now_ms)
@@ -310,15 +317,18 @@ class ControlMachine:
                 self._halted = False
                 self._held = self._held and not self._held_by_client
                 self._begin_anew()
-            case "emergency_stopped":
+            case "emergency_stopped" if news:
                 self._hold(by_client=fields["by"] == "client")
-            case "stop_released":
+            case "stop_released" if news:
                 self._release()
 
     def _answered(self, fields: Mapping[str, Any], now_ms: float) -> None:
         asked, self._asked = self._asked, None
         chunk = from_payloads(fields["outputs"]["actions"])["actions"]
-        self._held = False  # Who is held still gives nothing.
+        if self._held_by_refusal:
+            # The release may have been told before the refusal was known here. What was asked
+            # since has an answer, and who is held still gives none.
+            self._held = self._held_by_refusal = False
         if asked is None or self.stopped:
             return
         self.error = None
@@ -364,12 +374,14 @@ class ControlMachine:
         self._failed(error)
         if error.code == "emergency_stopped" and not self.stopped:
             self._hold()
+            self._held_by_refusal = True
 
     def attached(self, fields: Mapping[str, Any]) -> None:
         """There is a connection, the first one or another."""
         self.connected = True
         self.steps.attached(fields["snapshot"])
         if fields["snapshot"].get("stopped", False):
+            self._stopped_as_of = fields["sequence"]
             self._hold()
         elif self._held:
             self._release()
@@ -402,14 +414,14 @@ class ControlMachine:
         self._begin_anew()
 
     def _hold(self, *, by_client: bool = False) -> None:
-        self._held, self._held_by_client = True, by_client
+        self._held, self._held_by_client, self._held_by_refusal = True, by_client, False
         self._plan.clear()
 
     def _release(self) -> None:
         """Nothing that was planned or asked before is done."""
         if not self.stopped:
             return  # A reset has ended it already.
-        self._held = False
+        self._held = self._held_by_refusal = False
         if self._halt_known:
             self._halted = False
         self._begin_anew()

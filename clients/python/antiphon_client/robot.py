@@ -211,8 +211,8 @@ class AsyncRobotLoop:
                         self._machine.attached(fields)
                     case Lost():
                         self._machine.outputs_lost()
-                    case Output(type=type, fields=fields):
-                        self._machine.told(type, fields, _now_ms())
+                    case Output(type=type, sequence=sequence, fields=fields):
+                        self._machine.told(type, sequence, fields, _now_ms())
                         self._told(type, fields)
                 self._ask()
                 self._changed.set()
