@@ -23,10 +23,13 @@ class Robot:
     """A loop on virtual time, and a policy whose action for a tick is that tick's number."""
 
     def __init__(self, **options: Any) -> None:
-        defaults: dict[str, Any] = {"deadline_ms": 50, "max_age_ms": 10_000}
-        self.machine = ControlMachine(
-            ControlOptions(safe_action=[SAFE], rate_hz=10, **{**defaults, **options})
-        )
+        defaults: dict[str, Any] = {
+            "safe_action": [SAFE],
+            "rate_hz": 10,
+            "deadline_ms": 50,
+            "max_age_ms": 10_000,
+        }
+        self.machine = ControlMachine(ControlOptions(**{**defaults, **options}))
         self.now_ms = 0.0
         self.tick = 0
         self.asked: dict[str, Any] | None = None
@@ -498,6 +501,31 @@ def test_a_safe_action_may_be_made_of_the_last_one() -> None:
     assert robot.act().values.tolist() == [2.0]
     action = robot.turn()
     assert (action.source, action.values.tolist()) == (Source.WATCHDOG, [2.0])
+
+
+def test_nobody_changes_an_action_that_is_still_to_come() -> None:
+    safe = np.array([SAFE])
+    robot = Robot(safe_action=safe)
+    safe[:] = 9
+    robot.begin()
+    robot.answer()
+    first = robot.act()
+    robot.machine.stop()
+    second = robot.turn()
+    for action in (first, second):
+        with pytest.raises(ValueError, match="read-only"):
+            action.values[:] = 9
+    second.values.setflags(write=True)
+    second.values[:] = 9
+    assert safe_for(robot.turn(), "stopped")
+
+
+def test_a_safe_action_that_its_maker_goes_on_to_change_is_a_copy() -> None:
+    held = np.array([SAFE])
+    robot = Robot(safe_action=lambda last: held)
+    action = robot.turn()
+    held[:] = 9
+    assert safe_for(action, "not_started")
 
 
 def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:

@@ -39,9 +39,15 @@ class Source(StrEnum):
     """The safe action that is configured here: nothing better has come."""
 
 
+def _read_only_copy(values: npt.ArrayLike) -> Vector:
+    copy = np.array(values)
+    copy.flags.writeable = False
+    return copy
+
+
 @dataclass(frozen=True)
 class Action:
-    """What the robot does in tick number `tick`.
+    """What the robot does in tick number `tick`. `values` are a copy, and read-only.
 
     `age_ms` is the time since the observation that a policy's action was made from. `reason` is
     why it is a safe one.
@@ -52,6 +58,9 @@ class Action:
     tick: int
     age_ms: float | None = None
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _read_only_copy(self.values))
 
     @property
     def fresh(self) -> bool:
@@ -90,6 +99,14 @@ class ControlOptions:
             raise ValueError("max_age_ms is at least deadline_ms")
         if self.execute < 1:
             raise ValueError("execute is 1 or more")
+        if not callable(self.safe_action):
+            # Whatever becomes of the caller's array, the robot does what was said here.
+            object.__setattr__(self, "safe_action", _read_only_copy(self.safe_action))
+
+    def safely(self, last: Vector | None) -> Vector:
+        """The safe action after the action `last` (None: there was none)."""
+        safe = self.safe_action
+        return np.asarray(safe(last) if callable(safe) else safe)
 
     @property
     def period_ms(self) -> float:
@@ -241,9 +258,8 @@ class ControlMachine:
         return self._from_gateway[1:]
 
     def _watchdog(self, reason: str) -> Action:
-        safe = self.options.safe_action
-        values = safe(self._last) if callable(safe) else safe
-        return Action(np.asarray(values), Source.WATCHDOG, self._tick, reason=reason)
+        values = self.options.safely(self._last)
+        return Action(values, Source.WATCHDOG, self._tick, reason=reason)
 
     def _why_nothing_came(self) -> str:
         if self.over is not None:

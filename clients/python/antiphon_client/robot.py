@@ -11,8 +11,6 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from antiphon_client.control import Action, ControlMachine, ControlOptions, Counts, Pace, Source
 from antiphon_client.errors import AntiphonError, NoAnswer, error_of
 from antiphon_client.session import OPEN_TIMEOUT_S, Gateway, Session
@@ -338,11 +336,10 @@ class RobotLoop:
         return action
 
     def _safe(self, reason: str) -> Action:
-        safe = self._options.safe_action
         last = self._last
-        values = safe(last.values if last else None) if callable(safe) else safe
+        values = self._options.safely(last.values if last else None)
         tick = last.tick + 1 if last else 1
-        return Action(np.asarray(values), Source.WATCHDOG, tick, reason=reason)
+        return Action(values, Source.WATCHDOG, tick, reason=reason)
 
     def pace(self) -> None:
         """Sleep until the next tick is due; as `AsyncRobotLoop.pace`."""
