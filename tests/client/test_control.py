@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from antiphon_client import Action, ControlOptions, ServerFailed, Source
 from antiphon_client.arrays import from_payloads, to_payloads
-from antiphon_client.control import ControlMachine, Pace
+from antiphon_client.control import MAX_OBSERVATION_BYTES, ControlMachine, Pace
+from antiphon_client.stream import StreamMachine, Token
+from protocol.native import MAX_FRAME_BYTES
 
 PERIOD_MS = 100.0
 SAFE = -1.0
@@ -526,6 +529,43 @@ def test_a_safe_action_that_its_maker_goes_on_to_change_is_a_copy() -> None:
     action = robot.turn()
     held[:] = 9
     assert safe_for(action, "not_started")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(MAX_OBSERVATION_BYTES, np.uint8), "x" * MAX_OBSERVATION_BYTES],
+    ids=["array", "text"],
+)
+def test_an_observation_too_long_for_a_frame_is_refused_and_the_loop_goes_on(value: Any) -> None:
+    robot = Robot()
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+    with pytest.raises(ValueError, match=f"at most {MAX_OBSERVATION_BYTES} "):
+        robot.machine.begin({"image": value}, robot.now_ms + PERIOD_MS)
+    assert robot.machine.counts.ticks == 1
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+
+
+def test_the_longest_observation_fits_in_a_frame() -> None:
+    robot = Robot()
+    longest = np.zeros(MAX_OBSERVATION_BYTES - 128, np.uint8)
+    robot.machine.begin({"image": longest}, robot.now_ms)
+    step = robot.machine.ask()
+    assert step is not None
+    stream = StreamMachine(Token("sess_1", "secret"), lambda: "c-1")
+    stream.receive(
+        msgspec.msgpack.encode({
+            "type": "attached", "secret": "next", "limits": {}, "sequence": 0, "cursor": "0"
+        })
+    )  # fmt: skip
+    stream.update(step)
+    frame = stream.take()
+    assert frame is not None
+    assert len(frame) > MAX_FRAME_BYTES - 64 * 1024
+    assert len(frame) <= MAX_FRAME_BYTES
 
 
 def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:

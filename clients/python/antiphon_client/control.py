@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from antiphon_client.arrays import from_payloads, to_payloads
+from antiphon_client.arrays import encoded_bytes, from_payloads, to_payloads
 from antiphon_client.errors import AntiphonError, error_of
 from antiphon_client.steps import StepCounter
 
 Vector = npt.NDArray[Any]
 
+MAX_FRAME_BYTES = 15 * 1024 * 1024
+"""What the gateway takes in a frame; it closes the connection of a much longer one."""
+MAX_OBSERVATION_BYTES = MAX_FRAME_BYTES - 64 * 1024
+"""The rest is for what is said beside the observation."""
 LATENCIES = 10
 """The delay that the next answer is expected to have is the longest of the last so many."""
 
@@ -203,9 +207,15 @@ class ControlMachine:
     # Ticks
 
     def begin(self, observation: Mapping[str, Any], now_ms: float) -> None:
-        """The next tick begins, with what the robot senses. Raises TypeError for an observation
-        that cannot be sent, and then the tick has not begun."""
+        """The next tick begins, with what the robot senses. Raises TypeError or ValueError for an
+        observation that cannot be sent, and then the tick has not begun."""
         payloads = to_payloads("observation", observation)
+        length = encoded_bytes(payloads)
+        if length > MAX_OBSERVATION_BYTES:
+            raise ValueError(
+                f"an observation of {length} bytes: at most {MAX_OBSERVATION_BYTES} can be sent"
+                f" (a frame of {MAX_FRAME_BYTES // 2**20} MiB)"
+            )
         self._tick += 1
         self._began_ms = now_ms
         self.counts.ticks += 1

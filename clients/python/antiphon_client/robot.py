@@ -105,8 +105,9 @@ class AsyncRobotLoop:
     async def act(self, observation: Mapping[str, Any]) -> Action:
         """The action of the next tick, at the latest at its deadline. Call it once a period.
 
-        The newest observation is sent as soon as the policy is free. Raises TypeError for one
-        that cannot be sent; whatever else happens is told by the action and `error`.
+        The newest observation is sent as soon as the policy is free. Raises TypeError or
+        ValueError for one that cannot be sent, such as one of more than `MAX_OBSERVATION_BYTES`,
+        and the loop is as it was; whatever else happens is told by the action and `error`.
         """
         machine = self._machine
         machine.connected = self._session.connected
