@@ -380,17 +380,43 @@ def test_synchronous_control_plays_whole_chunks() -> None:
 
 
 def test_the_policy_is_told_the_actions_that_it_cannot_change_any_more() -> None:
-    robot = Robot(prefix_key="prefix")
+    robot = Robot(prefix_key="prefix", prefix_steps=3)
     robot.begin()
     assert robot.asked is not None
-    assert "prefix" not in observation(robot.asked)
+    assert observation(robot.asked)["prefix"].tolist() == [[0], [0], [0]]
+    assert observation(robot.asked)["prefix_length"] == 0
     robot.act()
     robot.turn()
     robot.begin()
     robot.answer()  # Two ticks late: so will the next one be.
     assert robot.asked is not None
-    assert observation(robot.asked)["prefix"].tolist() == [[3], [4]]
+    told = observation(robot.asked)
+    assert told["prefix"].tolist() == [[3], [4], [0]]
+    assert told["prefix"].dtype == np.float32
+    assert type(told["prefix_length"]) is int
+    assert told["prefix_length"] == 2
     assert robot.asked["parameters"]["deadline_ms"] == 3 * PERIOD_MS + 50
+
+
+def test_no_more_actions_are_told_than_the_policy_takes() -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=2)
+    for _ in range(4):
+        robot.turn()
+    robot.answer(horizon=10)  # Three ticks late.
+    assert robot.asked is not None
+    told = observation(robot.asked)
+    assert (told["prefix"].tolist(), told["prefix_length"]) == ([[4], [5]], 2)
+
+
+def test_with_a_prefix_as_many_arrays_as_there_may_be_fit_in_a_step() -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=2, safe_action=lambda last: [SAFE, SAFE])
+    robot.machine.begin({f"array {number}": np.zeros(1) for number in range(100)}, robot.now_ms)
+    step = robot.machine.ask()
+    assert step is not None
+    assert len(step["inputs"]) == 64
+    told = observation(step)
+    assert len(told) == 102
+    assert told["prefix"].shape == (2, 2)
 
 
 def test_a_step_that_failed_is_taken_again_with_what_is_sensed_then() -> None:
@@ -583,6 +609,9 @@ def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
         {"deadline_ms": 101},
         {"max_age_ms": 49},
         {"execute": 0},
+        {"prefix_key": "prefix"},
+        {"prefix_steps": 3},
+        {"prefix_steps": 0, "prefix_key": "prefix"},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:

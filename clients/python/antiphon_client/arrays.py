@@ -17,9 +17,9 @@ from antiphon_client.errors import ProtocolError
 
 BELOW = "\0"
 """Joins the keys that lead to an array."""
-MAX_ARRAYS = 62
-"""A step takes 64 payloads, of which the rest is one, and another is left for who has to add
-something; further arrays go with the rest."""
+MAX_ARRAYS = 61
+"""A step takes 64 payloads, of which the rest is one, and two are left for who has to add an array
+and a number; further arrays go with the rest."""
 MAX_DEPTH = 32
 
 _LENGTH_BYTES = 3

@@ -43,6 +43,9 @@ class Source(StrEnum):
     """The safe action that is configured here: nothing better has come."""
 
 
+_PREFIX_DTYPE = np.dtype(np.float32)
+
+
 def _read_only_copy(values: npt.ArrayLike) -> Vector:
     copy = np.array(values)
     copy.flags.writeable = False
@@ -84,7 +87,8 @@ class ControlOptions:
     with 1 that is as soon as the answer to that one is there, with the length of the chunks
     it is synchronous control. `prefix_key` names the member of an observation in which the policy
     is told the actions that will be taken before its answer can be there: those that it must not
-    change.
+    change. They are `prefix_steps` rows of float32, zeros behind what counts, and the member
+    `{prefix_key}_length` is how many count.
     """
 
     safe_action: npt.ArrayLike | Callable[[Vector | None], npt.ArrayLike]
@@ -93,6 +97,7 @@ class ControlOptions:
     max_age_ms: float
     execute: int = 1
     prefix_key: str | None = None
+    prefix_steps: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_hz < math.inf:
@@ -103,6 +108,10 @@ class ControlOptions:
             raise ValueError("max_age_ms is at least deadline_ms")
         if self.execute < 1:
             raise ValueError("execute is 1 or more")
+        if (self.prefix_key is None) != (self.prefix_steps is None):
+            raise ValueError("prefix_key and prefix_steps go together")
+        if self.prefix_steps is not None and self.prefix_steps < 1:
+            raise ValueError("prefix_steps is 1 or more")
         if not callable(self.safe_action):
             # Whatever becomes of the caller's array, the robot does what was said here.
             object.__setattr__(self, "safe_action", _read_only_copy(self.safe_action))
@@ -198,6 +207,8 @@ class ControlMachine:
         self._from_gateway: tuple[int, Vector, str] | None = None
         self._delays: deque[int] = deque(maxlen=LATENCIES)
         self._last: Vector | None = None
+        self._given: int | None = None
+        """How many numbers an action has; None: it is not known yet."""
 
     @property
     def stopped(self) -> bool:
@@ -211,6 +222,8 @@ class ControlMachine:
         observation that cannot be sent, and then the tick has not begun."""
         payloads = to_payloads("observation", observation)
         length = encoded_bytes(payloads)
+        if self.options.prefix_steps is not None:
+            length += self.options.prefix_steps * self._dimensions() * _PREFIX_DTYPE.itemsize
         if length > MAX_OBSERVATION_BYTES:
             raise ValueError(
                 f"an observation of {length} bytes: at most {MAX_OBSERVATION_BYTES} can be sent"
@@ -292,10 +305,10 @@ class ControlMachine:
         self._observed, self._asked, self._asked_tick = None, observed, observed.tick
         self.counts.sent += 1
         payloads = observed.payloads
-        if self.options.prefix_key is not None:
-            prefix = self._prefix(observed.tick)
-            if prefix is not None:
-                payloads += to_payloads("observation", {self.options.prefix_key: prefix})
+        if self.options.prefix_key is not None and self.options.prefix_steps is not None:
+            key, steps = self.options.prefix_key, self.options.prefix_steps
+            prefix, count = self._prefix(observed.tick, steps)
+            payloads += to_payloads("observation", {key: prefix, f"{key}_length": count})
         return {
             "type": "step",
             "step": self.steps.begin(),
@@ -316,14 +329,21 @@ class ControlMachine:
             return False
         return self._tick - self._asked_tick < self.options.execute
 
-    def _prefix(self, tick: int) -> Vector | None:
-        """The actions of `tick` and on that will be taken before an answer can be there."""
-        expected = max(self._delays, default=0)
-        rows: list[Vector] = []
-        while tick in self._plan and len(rows) < expected:
-            rows.append(self._plan[tick].values)
-            tick += 1
-        return np.stack(rows) if rows else None
+    def _prefix(self, tick: int, steps: int) -> tuple[Vector, int]:
+        """The actions of `tick` and on that will be taken before an answer can be there, in
+        `steps` rows, and how many they are."""
+        prefix = np.zeros((steps, self._dimensions()), _PREFIX_DTYPE)
+        count, most = 0, min(max(self._delays, default=0), steps)
+        while count < most and (planned := self._plan.get(tick + count)) is not None:
+            prefix[count] = planned.values
+            count += 1
+        return prefix, count
+
+    def _dimensions(self) -> int:
+        """How many numbers an action has: as the policy gave it last, or else the safe one."""
+        if self._given is None:
+            self._given = self.options.safely(None).size
+        return self._given
 
     # What the gateway says
 
@@ -363,6 +383,7 @@ class ControlMachine:
         if asked.tick + len(chunk) <= self._tick:
             self.counts.stale += 1
             return
+        self._given = chunk[0].size
         self._plan = {
             asked.tick + index: _Planned(values, asked.at_ms)
             for index, values in enumerate(chunk)
