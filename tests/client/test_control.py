@@ -608,6 +608,18 @@ def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
         {"deadline_ms": 0},
         {"deadline_ms": 101},
         {"max_age_ms": 49},
+        {"max_age_ms": float("inf")},
+        {"max_age_ms": float("nan")},
+        {"safe_action": None},
+        {"safe_action": "hold"},
+        {"safe_action": ["hold"]},
+        {"safe_action": []},
+        {"safe_action": 0.0},
+        {"safe_action": [[0.0]]},
+        {"safe_action": [[0.0], [0.0, 1.0]]},
+        {"safe_action": [True]},
+        {"safe_action": [0.0, float("nan")]},
+        {"safe_action": [float("-inf")]},
         {"execute": 0},
         {"prefix_key": "prefix"},
         {"prefix_steps": 3},
@@ -615,9 +627,9 @@ def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    sensible = {"rate_hz": 10, "deadline_ms": 50, "max_age_ms": 200}
+    sensible = {"safe_action": [0.0], "rate_hz": 10, "deadline_ms": 50, "max_age_ms": 200}
     with pytest.raises(ValueError, match=next(iter(options))):
-        ControlOptions(safe_action=[0.0], **{**sensible, **options})
+        ControlOptions(**{**sensible, **options})
 
 
 @given(st.lists(st.sampled_from(["answer", "answer", "fail", "drop", "attach", "gone", "wait"])))

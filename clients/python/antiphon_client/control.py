@@ -46,6 +46,19 @@ class Source(StrEnum):
 _PREFIX_DTYPE = np.dtype(np.float32)
 
 
+def _safe_action(given: npt.ArrayLike) -> Vector:
+    """An action that is given as it is. Raises ValueError where it is none."""
+    try:
+        values = _read_only_copy(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"safe_action is not an array: {error}") from error
+    if values.dtype.kind not in "iuf" or values.ndim != 1 or not values.size:
+        raise ValueError("safe_action is a vector of numbers, or a function that makes one")
+    if not np.isfinite(values).all():
+        raise ValueError("safe_action is finite")
+    return values
+
+
 def _read_only_copy(values: npt.ArrayLike) -> Vector:
     copy = np.array(values)
     copy.flags.writeable = False
@@ -79,9 +92,9 @@ class Action:
 class ControlOptions:
     """How a robot is controlled.
 
-    `safe_action` is an action, or makes one of the last action that was taken (None: there was
-    none). In each tick the loop waits for an action until `deadline_ms` after its beginning.
-    An action whose observation is older than `max_age_ms` is not taken.
+    `safe_action` is an action, a vector of finite numbers, or makes one of the last action that
+    was taken (None: there was none). In each tick the loop waits for an action until `deadline_ms`
+    after its beginning. An action whose observation is older than `max_age_ms` is not taken.
 
     The newest observation is sent once `execute` ticks have passed since the last one that was;
     with 1 that is as soon as the answer to that one is there, with the length of the chunks
@@ -89,6 +102,8 @@ class ControlOptions:
     is told the actions that will be taken before its answer can be there: those that it must not
     change. They are `prefix_steps` rows of float32, zeros behind what counts, and the member
     `{prefix_key}_length` is how many count.
+
+    Raises ValueError, which names the option, for what makes no sense.
     """
 
     safe_action: npt.ArrayLike | Callable[[Vector | None], npt.ArrayLike]
@@ -104,8 +119,8 @@ class ControlOptions:
             raise ValueError("rate_hz is above 0")
         if not 0 < self.deadline_ms <= self.period_ms:
             raise ValueError(f"deadline_ms is above 0, and at most a period ({self.period_ms:g})")
-        if self.max_age_ms < self.deadline_ms:
-            raise ValueError("max_age_ms is at least deadline_ms")
+        if not self.deadline_ms <= self.max_age_ms < math.inf:
+            raise ValueError("max_age_ms is at least deadline_ms, and finite")
         if self.execute < 1:
             raise ValueError("execute is 1 or more")
         if (self.prefix_key is None) != (self.prefix_steps is None):
@@ -114,7 +129,7 @@ class ControlOptions:
             raise ValueError("prefix_steps is 1 or more")
         if not callable(self.safe_action):
             # Whatever becomes of the caller's array, the robot does what was said here.
-            object.__setattr__(self, "safe_action", _read_only_copy(self.safe_action))
+            object.__setattr__(self, "safe_action", _safe_action(self.safe_action))
 
     def safely(self, last: Vector | None) -> Vector:
         """The safe action after the action `last` (None: there was none)."""
