@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon_client.arrays import from_payloads, to_payloads
+from antiphon_client.arrays import encoded_bytes, from_payloads, to_payloads
 from antiphon_client.errors import ProtocolError
 from protocol.openpi import from_parts, to_parts
 from protocol.payloads import Payload, PayloadType
@@ -103,6 +104,46 @@ def test_more_arrays_than_a_step_takes_go_with_the_rest() -> None:
 def test_what_has_no_place_on_the_wire_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         to_payloads("observation", {"value": value})
+
+
+class Posing(dict[str, Any]):
+    """A map that cannot be read."""
+
+    def items(self) -> Any:
+        raise KeyError("no")
+
+
+IN_ITSELF: list[Any] = []
+IN_ITSELF.append(IN_ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("members", "error"),
+    [
+        (None, TypeError),
+        ([1], TypeError),
+        (Posing(), TypeError),
+        ({"value": IN_ITSELF}, ValueError),
+        ({"value": 2**70}, ValueError),
+        ({"value": "\ud800"}, ValueError),
+        ({"\ud800": np.zeros(2)}, ValueError),
+        ({"\ud800": 1}, ValueError),
+    ],
+)
+def test_what_cannot_be_encoded_is_a_type_or_a_value_error(
+    members: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as raised:
+        to_payloads("observation", members)
+    assert raised.type is error
+
+
+@pytest.mark.parametrize("key", ["image", "ä" * 40])
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 65_535, 65_536, 70_000])
+def test_the_length_in_a_frame_is_known_before_it_is_made(length: int, key: str) -> None:
+    written = to_payloads("observation", {key: np.zeros(length, np.uint8), "other": "x" * length})
+    known, real = encoded_bytes(written), len(msgspec.msgpack.encode(written))
+    assert real - 1 <= known <= real + 3 * len(written)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from antiphon_client import Action, ControlOptions, ServerFailed, Source
 from antiphon_client.arrays import from_payloads, to_payloads
-from antiphon_client.control import ControlMachine, Pace
+from antiphon_client.control import MAX_OBSERVATION_BYTES, ControlMachine, Pace
+from antiphon_client.stream import StreamMachine, Token
+from protocol.native import MAX_FRAME_BYTES
 
 PERIOD_MS = 100.0
 SAFE = -1.0
@@ -23,21 +26,32 @@ class Robot:
     """A loop on virtual time, and a policy whose action for a tick is that tick's number."""
 
     def __init__(self, **options: Any) -> None:
-        defaults: dict[str, Any] = {"deadline_ms": 50, "max_age_ms": 10_000}
-        self.machine = ControlMachine(
-            ControlOptions(safe_action=[SAFE], rate_hz=10, **{**defaults, **options})
-        )
+        defaults: dict[str, Any] = {
+            "safe_action": [SAFE],
+            "rate_hz": 10,
+            "deadline_ms": 50,
+            "max_age_ms": 10_000,
+        }
+        self.machine = ControlMachine(ControlOptions(**{**defaults, **options}))
         self.now_ms = 0.0
         self.tick = 0
         self.asked: dict[str, Any] | None = None
         """The step that is in flight."""
         self.observed = 0
         """The tick of its observation."""
+        self.sequence = 0
+        """The last output's number."""
         self.attach()
 
     def attach(self, **snapshot: Any) -> None:
         stands = {"committed_step": 0, "lost": False, "in_flight": None, **snapshot}
-        self.machine.attached({"snapshot": stands})
+        self.machine.attached({"snapshot": stands, "sequence": self.sequence})
+
+    def come_back(self, *, missed: int, **snapshot: Any) -> None:
+        """There is another connection, and so many outputs are told again behind `attached`."""
+        self.sequence += missed
+        self.attach(**snapshot)
+        self.sequence -= missed
 
     def begin(self) -> None:
         """A tick begins, with an observation that says which."""
@@ -84,7 +98,8 @@ class Robot:
         return step
 
     def tell(self, type: str, **fields: Any) -> None:
-        self.machine.told(type, fields, self.now_ms)
+        self.sequence += 1
+        self.machine.told(type, self.sequence, fields, self.now_ms)
         self.ask()
 
     def act(self) -> Action:
@@ -223,11 +238,61 @@ def test_a_stop_outranks_everything_until_a_release() -> None:
     assert is_tick(robot.act())
 
 
-def test_what_the_gateway_gives_it_does_not_hold_back() -> None:
+def test_an_answer_from_before_the_stop_that_is_told_again_does_not_end_it() -> None:
     robot = Robot()
-    robot.attach(stopped=True)
+    robot.begin()
+    robot.act()
+    robot.machine.connected = False
+    robot.turn()
+    robot.come_back(missed=2, stopped=True)
+    assert safe_for(robot.turn(), "stopped")
+    robot.answer()
+    assert robot.machine.stopped
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_a_release_that_is_told_again_does_not_end_the_stop_behind_it() -> None:
+    robot = Robot()
+    robot.machine.connected = False
+    robot.come_back(missed=4, stopped=True)
+    robot.tell("emergency_stopped", by="client")
+    robot.tell("was_reset", committed_step=0)
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.turn(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+
+
+def test_a_stop_and_its_release_that_are_told_again_leave_nothing_of_before() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.machine.connected = False
+    robot.come_back(missed=3, stopped=False)
+    robot.answer()
+    robot.tell("emergency_stopped", by="operator")
+    assert safe_for(robot.act(), "stopped")
+    robot.tell("stop_released")
+    assert not robot.machine.stopped
+    assert not robot.turn().fresh
+
+
+def test_a_refusal_that_is_known_after_the_release_does_not_hold_for_good() -> None:
+    robot = Robot()
+    robot.begin()
+    robot.done()
+    robot.tell("stop_released")
+    robot.machine.refused(ServerFailed("no", code="emergency_stopped"))
+    assert safe_for(robot.act(), "stopped")
     robot.begin()
     robot.answer()
+    assert not robot.machine.stopped
     assert is_tick(robot.act())
 
 
@@ -315,17 +380,43 @@ def test_synchronous_control_plays_whole_chunks() -> None:
 
 
 def test_the_policy_is_told_the_actions_that_it_cannot_change_any_more() -> None:
-    robot = Robot(prefix_key="prefix")
+    robot = Robot(prefix_key="prefix", prefix_steps=3)
     robot.begin()
     assert robot.asked is not None
-    assert "prefix" not in observation(robot.asked)
+    assert observation(robot.asked)["prefix"].tolist() == [[0], [0], [0]]
+    assert observation(robot.asked)["prefix_length"] == 0
     robot.act()
     robot.turn()
     robot.begin()
     robot.answer()  # Two ticks late: so will the next one be.
     assert robot.asked is not None
-    assert observation(robot.asked)["prefix"].tolist() == [[3], [4]]
+    told = observation(robot.asked)
+    assert told["prefix"].tolist() == [[3], [4], [0]]
+    assert told["prefix"].dtype == np.float32
+    assert type(told["prefix_length"]) is int
+    assert told["prefix_length"] == 2
     assert robot.asked["parameters"]["deadline_ms"] == 3 * PERIOD_MS + 50
+
+
+def test_no_more_actions_are_told_than_the_policy_takes() -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=2)
+    for _ in range(4):
+        robot.turn()
+    robot.answer(horizon=10)  # Three ticks late.
+    assert robot.asked is not None
+    told = observation(robot.asked)
+    assert (told["prefix"].tolist(), told["prefix_length"]) == ([[4], [5]], 2)
+
+
+def test_with_a_prefix_as_many_arrays_as_there_may_be_fit_in_a_step() -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=2, safe_action=lambda last: [SAFE, SAFE])
+    robot.machine.begin({f"array {number}": np.zeros(1) for number in range(100)}, robot.now_ms)
+    step = robot.machine.ask()
+    assert step is not None
+    assert len(step["inputs"]) == 64
+    told = observation(step)
+    assert len(told) == 102
+    assert told["prefix"].shape == (2, 2)
 
 
 def test_a_step_that_failed_is_taken_again_with_what_is_sensed_then() -> None:
@@ -441,6 +532,68 @@ def test_a_safe_action_may_be_made_of_the_last_one() -> None:
     assert (action.source, action.values.tolist()) == (Source.WATCHDOG, [2.0])
 
 
+def test_nobody_changes_an_action_that_is_still_to_come() -> None:
+    safe = np.array([SAFE])
+    robot = Robot(safe_action=safe)
+    safe[:] = 9
+    robot.begin()
+    robot.answer()
+    first = robot.act()
+    robot.machine.stop()
+    second = robot.turn()
+    for action in (first, second):
+        with pytest.raises(ValueError, match="read-only"):
+            action.values[:] = 9
+    second.values.setflags(write=True)
+    second.values[:] = 9
+    assert safe_for(robot.turn(), "stopped")
+
+
+def test_a_safe_action_that_its_maker_goes_on_to_change_is_a_copy() -> None:
+    held = np.array([SAFE])
+    robot = Robot(safe_action=lambda last: held)
+    action = robot.turn()
+    held[:] = 9
+    assert safe_for(action, "not_started")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(MAX_OBSERVATION_BYTES, np.uint8), "x" * MAX_OBSERVATION_BYTES],
+    ids=["array", "text"],
+)
+def test_an_observation_too_long_for_a_frame_is_refused_and_the_loop_goes_on(value: Any) -> None:
+    robot = Robot()
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+    with pytest.raises(ValueError, match=f"at most {MAX_OBSERVATION_BYTES} "):
+        robot.machine.begin({"image": value}, robot.now_ms + PERIOD_MS)
+    assert robot.machine.counts.ticks == 1
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+
+
+def test_the_longest_observation_fits_in_a_frame() -> None:
+    robot = Robot()
+    longest = np.zeros(MAX_OBSERVATION_BYTES - 128, np.uint8)
+    robot.machine.begin({"image": longest}, robot.now_ms)
+    step = robot.machine.ask()
+    assert step is not None
+    stream = StreamMachine(Token("sess_1", "secret"), lambda: "c-1")
+    stream.receive(
+        msgspec.msgpack.encode({
+            "type": "attached", "secret": "next", "limits": {}, "sequence": 0, "cursor": "0"
+        })
+    )  # fmt: skip
+    stream.update(step)
+    frame = stream.take()
+    assert frame is not None
+    assert len(frame) > MAX_FRAME_BYTES - 64 * 1024
+    assert len(frame) <= MAX_FRAME_BYTES
+
+
 def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
     pace = Pace(100)
     assert [pace.wait_ms(now_ms) for now_ms in (7, 150, 199, 380, 500, 1000)] == [
@@ -455,13 +608,28 @@ def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
         {"deadline_ms": 0},
         {"deadline_ms": 101},
         {"max_age_ms": 49},
+        {"max_age_ms": float("inf")},
+        {"max_age_ms": float("nan")},
+        {"safe_action": None},
+        {"safe_action": "hold"},
+        {"safe_action": ["hold"]},
+        {"safe_action": []},
+        {"safe_action": 0.0},
+        {"safe_action": [[0.0]]},
+        {"safe_action": [[0.0], [0.0, 1.0]]},
+        {"safe_action": [True]},
+        {"safe_action": [0.0, float("nan")]},
+        {"safe_action": [float("-inf")]},
         {"execute": 0},
+        {"prefix_key": "prefix"},
+        {"prefix_steps": 3},
+        {"prefix_steps": 0, "prefix_key": "prefix"},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    sensible = {"rate_hz": 10, "deadline_ms": 50, "max_age_ms": 200}
+    sensible = {"safe_action": [0.0], "rate_hz": 10, "deadline_ms": 50, "max_age_ms": 200}
     with pytest.raises(ValueError, match=next(iter(options))):
-        ControlOptions(safe_action=[0.0], **{**sensible, **options})
+        ControlOptions(**{**sensible, **options})
 
 
 @given(st.lists(st.sampled_from(["answer", "answer", "fail", "drop", "attach", "gone", "wait"])))

@@ -17,11 +17,13 @@ from antiphon_client.errors import ProtocolError
 
 BELOW = "\0"
 """Joins the keys that lead to an array."""
-MAX_ARRAYS = 62
-"""A step takes 64 payloads, of which the rest is one, and another is left for who has to add
-something; further arrays go with the rest."""
+MAX_ARRAYS = 61
+"""A step takes 64 payloads, of which the rest is one, and two are left for who has to add an array
+and a number; further arrays go with the rest."""
 MAX_DEPTH = 32
 
+_LENGTH_BYTES = 3
+"""The length of data that is long takes so much more than that of no data."""
 _NUMBERS = "biuf"
 _REFUSED = "VOc"
 
@@ -29,13 +31,33 @@ _REFUSED = "VOc"
 def to_payloads(type: str, members: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The payloads of a map. All arrays are copied, so that they may change at once.
 
-    Raises TypeError for what has no place on the wire, such as objects.
+    Raises TypeError for what has no place on the wire, such as objects, and ValueError for values
+    that have none, such as integers of more than 64 bits.
     """
     payloads: list[dict[str, Any]] = []
-    rest = _take_arrays(type, members, "", payloads, 0)
-    if rest or not payloads:
-        payloads.append({"type": type, "data": _encoder.encode(rest)})
+    try:
+        rest = _take_arrays(type, members, "", payloads, 0)
+        if rest or not payloads:
+            payloads.append({"type": type, "data": _encoder.encode(rest)})
+    except UnicodeError as error:
+        raise ValueError(f"text that is no Unicode: {error}") from error
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("nested too deep, or in itself") from error
+    except (TypeError, ValueError):
+        raise
+    except Exception as error:  # Of objects that pose as maps, numbers or text.
+        raise TypeError(f"what cannot be encoded: {error!r}") from error
     return payloads
+
+
+def encoded_bytes(payloads: Iterable[Mapping[str, Any]]) -> int:
+    """How long these payloads are in a frame."""
+    return sum(
+        len(_encoder.encode({**payload, "data": b""})) + _LENGTH_BYTES + len(payload["data"])
+        for payload in payloads
+    )
 
 
 def from_payloads(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -74,6 +96,8 @@ def _take_arrays(
     type: str, members: Mapping[str, Any], above: str, payloads: list[dict[str, Any]], depth: int
 ) -> dict[str, Any]:
     """Moves arrays into `payloads`; what remains."""
+    if not isinstance(members, Mapping):
+        raise TypeError(f"a map is needed, not a {members.__class__.__name__}")
     rest: dict[str, Any] = {}
     for key, value in members.items():
         if isinstance(key, str) and BELOW not in key:
@@ -93,6 +117,7 @@ def _take_arrays(
 
 
 def _payload(type: str, values: npt.NDArray[Any], key: str) -> dict[str, Any]:
+    key.encode()  # Raises what the wire would.
     return {
         "type": type,
         "data": values.tobytes(),

@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from antiphon_client.arrays import from_payloads, to_payloads
+from antiphon_client.arrays import encoded_bytes, from_payloads, to_payloads
 from antiphon_client.errors import AntiphonError, error_of
 from antiphon_client.steps import StepCounter
 
 Vector = npt.NDArray[Any]
 
+MAX_FRAME_BYTES = 15 * 1024 * 1024
+"""What the gateway takes in a frame; it closes the connection of a much longer one."""
+MAX_OBSERVATION_BYTES = MAX_FRAME_BYTES - 64 * 1024
+"""The rest is for what is said beside the observation."""
 LATENCIES = 10
 """The delay that the next answer is expected to have is the longest of the last so many."""
 
@@ -39,9 +43,31 @@ class Source(StrEnum):
     """The safe action that is configured here: nothing better has come."""
 
 
+_PREFIX_DTYPE = np.dtype(np.float32)
+
+
+def _safe_action(given: npt.ArrayLike) -> Vector:
+    """An action that is given as it is. Raises ValueError where it is none."""
+    try:
+        values = _read_only_copy(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"safe_action is not an array: {error}") from error
+    if values.dtype.kind not in "iuf" or values.ndim != 1 or not values.size:
+        raise ValueError("safe_action is a vector of numbers, or a function that makes one")
+    if not np.isfinite(values).all():
+        raise ValueError("safe_action is finite")
+    return values
+
+
+def _read_only_copy(values: npt.ArrayLike) -> Vector:
+    copy = np.array(values)
+    copy.flags.writeable = False
+    return copy
+
+
 @dataclass(frozen=True)
 class Action:
-    """What the robot does in tick number `tick`.
+    """What the robot does in tick number `tick`. `values` are a copy, and read-only.
 
     `age_ms` is the time since the observation that a policy's action was made from. `reason` is
     why it is a safe one.
@@ -53,6 +79,9 @@ class Action:
     age_ms: float | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _read_only_copy(self.values))
+
     @property
     def fresh(self) -> bool:
         """Whether it is the policy's."""
@@ -63,15 +92,18 @@ class Action:
 class ControlOptions:
     """How a robot is controlled.
 
-    `safe_action` is an action, or makes one of the last action that was taken (None: there was
-    none). In each tick the loop waits for an action until `deadline_ms` after its beginning.
-    An action whose observation is older than `max_age_ms` is not taken.
+    `safe_action` is an action, a vector of finite numbers, or makes one of the last action that
+    was taken (None: there was none). In each tick the loop waits for an action until `deadline_ms`
+    after its beginning. An action whose observation is older than `max_age_ms` is not taken.
 
     The newest observation is sent once `execute` ticks have passed since the last one that was;
     with 1 that is as soon as the answer to that one is there, with the length of the chunks
     it is synchronous control. `prefix_key` names the member of an observation in which the policy
     is told the actions that will be taken before its answer can be there: those that it must not
-    change.
+    change. They are `prefix_steps` rows of float32, zeros behind what counts, and the member
+    `{prefix_key}_length` is how many count.
+
+    Raises ValueError, which names the option, for what makes no sense.
     """
 
     safe_action: npt.ArrayLike | Callable[[Vector | None], npt.ArrayLike]
@@ -80,16 +112,29 @@ class ControlOptions:
     max_age_ms: float
     execute: int = 1
     prefix_key: str | None = None
+    prefix_steps: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_hz < math.inf:
             raise ValueError("rate_hz is above 0")
         if not 0 < self.deadline_ms <= self.period_ms:
             raise ValueError(f"deadline_ms is above 0, and at most a period ({self.period_ms:g})")
-        if self.max_age_ms < self.deadline_ms:
-            raise ValueError("max_age_ms is at least deadline_ms")
+        if not self.deadline_ms <= self.max_age_ms < math.inf:
+            raise ValueError("max_age_ms is at least deadline_ms, and finite")
         if self.execute < 1:
             raise ValueError("execute is 1 or more")
+        if (self.prefix_key is None) != (self.prefix_steps is None):
+            raise ValueError("prefix_key and prefix_steps go together")
+        if self.prefix_steps is not None and self.prefix_steps < 1:
+            raise ValueError("prefix_steps is 1 or more")
+        if not callable(self.safe_action):
+            # Whatever becomes of the caller's array, the robot does what was said here.
+            object.__setattr__(self, "safe_action", _safe_action(self.safe_action))
+
+    def safely(self, last: Vector | None) -> Vector:
+        """The safe action after the action `last` (None: there was none)."""
+        safe = self.safe_action
+        return np.asarray(safe(last) if callable(safe) else safe)
 
     @property
     def period_ms(self) -> float:
@@ -163,6 +208,11 @@ class ControlMachine:
         """Whether the gateway holds the session still, whoever asked for it."""
         self._held_by_client = False
         """Whether a reset ends that, which the gateway tells behind the reset."""
+        self._held_by_refusal = False
+        """Whether only a refused step has told that, which has no place among the outputs."""
+        self._stopped_as_of = 0
+        """As of this output the gateway holds the session still: those up to it that are told
+        again, answers and releases of the time before, do not end that."""
         self._tick = 0
         self._began_ms = 0.0
         self._observed: _Observed | None = None
@@ -172,6 +222,8 @@ class ControlMachine:
         self._from_gateway: tuple[int, Vector, str] | None = None
         self._delays: deque[int] = deque(maxlen=LATENCIES)
         self._last: Vector | None = None
+        self._given: int | None = None
+        """How many numbers an action has; None: it is not known yet."""
 
     @property
     def stopped(self) -> bool:
@@ -181,9 +233,17 @@ class ControlMachine:
     # Ticks
 
     def begin(self, observation: Mapping[str, Any], now_ms: float) -> None:
-        """The next tick begins, with what the robot senses. Raises TypeError for an observation
-        that cannot be sent, and then the tick has not begun."""
+        """The next tick begins, with what the robot senses. Raises TypeError or ValueError for an
+        observation that cannot be sent, and then the tick has not begun."""
         payloads = to_payloads("observation", observation)
+        length = encoded_bytes(payloads)
+        if self.options.prefix_steps is not None:
+            length += self.options.prefix_steps * self._dimensions() * _PREFIX_DTYPE.itemsize
+        if length > MAX_OBSERVATION_BYTES:
+            raise ValueError(
+                f"an observation of {length} bytes: at most {MAX_OBSERVATION_BYTES} can be sent"
+                f" (a frame of {MAX_FRAME_BYTES // 2**20} MiB)"
+            )
         self._tick += 1
         self._began_ms = now_ms
         self.counts.ticks += 1
@@ -236,9 +296,8 @@ class ControlMachine:
         return self._from_gateway[1:]
 
     def _watchdog(self, reason: str) -> Action:
-        safe = self.options.safe_action
-        values = safe(self._last) if callable(safe) else safe
-        return Action(np.asarray(values), Source.WATCHDOG, self._tick, reason=reason)
+        values = self.options.safely(self._last)
+        return Action(values, Source.WATCHDOG, self._tick, reason=reason)
 
     def _why_nothing_came(self) -> str:
         if self.over is not None:
@@ -261,10 +320,10 @@ class ControlMachine:
         self._observed, self._asked, self._asked_tick = None, observed, observed.tick
         self.counts.sent += 1
         payloads = observed.payloads
-        if self.options.prefix_key is not None:
-            prefix = self._prefix(observed.tick)
-            if prefix is not None:
-                payloads += to_payloads("observation", {self.options.prefix_key: prefix})
+        if self.options.prefix_key is not None and self.options.prefix_steps is not None:
+            key, steps = self.options.prefix_key, self.options.prefix_steps
+            prefix, count = self._prefix(observed.tick, steps)
+            payloads += to_payloads("observation", {key: prefix, f"{key}_length": count})
         return {
             "type": "step",
             "step": self.steps.begin(),
@@ -285,20 +344,29 @@ class ControlMachine:
             return False
         return self._tick - self._asked_tick < self.options.execute
 
-    def _prefix(self, tick: int) -> Vector | None:
-        """The actions of `tick` and on that will be taken before an answer can be there."""
-        expected = max(self._delays, default=0)
-        rows: list[Vector] = []
-        while tick in self._plan and len(rows) < expected:
-            rows.append(self._plan[tick].values)
-            tick += 1
-        return np.stack(rows) if rows else None
+    def _prefix(self, tick: int, steps: int) -> tuple[Vector, int]:
+        """The actions of `tick` and on that will be taken before an answer can be there, in
+        `steps` rows, and how many they are."""
+        prefix = np.zeros((steps, self._dimensions()), _PREFIX_DTYPE)
+        count, most = 0, min(max(self._delays, default=0), steps)
+        while count < most and (planned := self._plan.get(tick + count)) is not None:
+            prefix[count] = planned.values
+            count += 1
+        return prefix, count
+
+    def _dimensions(self) -> int:
+        """How many numbers an action has: as the policy gave it last, or else the safe one."""
+        if self._given is None:
+            self._given = self.options.safely(None).size
+        return self._given
 
     # What the gateway says
 
-    def told(self, type: str, fields: Mapping[str, Any], now_ms: float) -> None:
-        """An output of the session. Raises ProtocolError for actions that are none."""
+    def told(self, type: str, sequence: int, fields: Mapping[str, Any], now_ms: float) -> None:
+        """Output number `sequence` of the session. Raises ProtocolError for actions that are
+        none."""
         ended = self.steps.told(type, fields)
+        news = sequence > self._stopped_as_of
         match type:
             case "step_done" if ended:
                 self._answered(fields, now_ms)
@@ -310,15 +378,18 @@ class ControlMachine:
                 self._halted = False
                 self._held = self._held and not self._held_by_client
                 self._begin_anew()
-            case "emergency_stopped":
+            case "emergency_stopped" if news:
                 self._hold(by_client=fields["by"] == "client")
-            case "stop_released":
+            case "stop_released" if news:
                 self._release()
 
     def _answered(self, fields: Mapping[str, Any], now_ms: float) -> None:
         asked, self._asked = self._asked, None
         chunk = from_payloads(fields["outputs"]["actions"])["actions"]
-        self._held = False  # Who is held still gives nothing.
+        if self._held_by_refusal:
+            # The release may have been told before the refusal was known here. What was asked
+            # since has an answer, and who is held still gives none.
+            self._held = self._held_by_refusal = False
         if asked is None or self.stopped:
             return
         self.error = None
@@ -327,6 +398,7 @@ class ControlMachine:
         if asked.tick + len(chunk) <= self._tick:
             self.counts.stale += 1
             return
+        self._given = chunk[0].size
         self._plan = {
             asked.tick + index: _Planned(values, asked.at_ms)
             for index, values in enumerate(chunk)
@@ -364,12 +436,14 @@ class ControlMachine:
         self._failed(error)
         if error.code == "emergency_stopped" and not self.stopped:
             self._hold()
+            self._held_by_refusal = True
 
     def attached(self, fields: Mapping[str, Any]) -> None:
         """There is a connection, the first one or another."""
         self.connected = True
         self.steps.attached(fields["snapshot"])
         if fields["snapshot"].get("stopped", False):
+            self._stopped_as_of = fields["sequence"]
             self._hold()
         elif self._held:
             self._release()
@@ -402,14 +476,14 @@ class ControlMachine:
         self._begin_anew()
 
     def _hold(self, *, by_client: bool = False) -> None:
-        self._held, self._held_by_client = True, by_client
+        self._held, self._held_by_client, self._held_by_refusal = True, by_client, False
         self._plan.clear()
 
     def _release(self) -> None:
         """Nothing that was planned or asked before is done."""
         if not self.stopped:
             return  # A reset has ended it already.
-        self._held = False
+        self._held = self._held_by_refusal = False
         if self._halt_known:
             self._halted = False
         self._begin_anew()

@@ -11,8 +11,6 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from antiphon_client.control import Action, ControlMachine, ControlOptions, Counts, Pace, Source
 from antiphon_client.errors import AntiphonError, NoAnswer, error_of
 from antiphon_client.session import OPEN_TIMEOUT_S, Gateway, Session
@@ -107,8 +105,9 @@ class AsyncRobotLoop:
     async def act(self, observation: Mapping[str, Any]) -> Action:
         """The action of the next tick, at the latest at its deadline. Call it once a period.
 
-        The newest observation is sent as soon as the policy is free. Raises TypeError for one
-        that cannot be sent; whatever else happens is told by the action and `error`.
+        The newest observation is sent as soon as the policy is free. Raises TypeError or
+        ValueError for one that cannot be sent, such as one of more than `MAX_OBSERVATION_BYTES`,
+        and the loop is as it was; whatever else happens is told by the action and `error`.
         """
         machine = self._machine
         machine.connected = self._session.connected
@@ -211,8 +210,8 @@ class AsyncRobotLoop:
                         self._machine.attached(fields)
                     case Lost():
                         self._machine.outputs_lost()
-                    case Output(type=type, fields=fields):
-                        self._machine.told(type, fields, _now_ms())
+                    case Output(type=type, sequence=sequence, fields=fields):
+                        self._machine.told(type, sequence, fields, _now_ms())
                         self._told(type, fields)
                 self._ask()
                 self._changed.set()
@@ -338,11 +337,10 @@ class RobotLoop:
         return action
 
     def _safe(self, reason: str) -> Action:
-        safe = self._options.safe_action
         last = self._last
-        values = safe(last.values if last else None) if callable(safe) else safe
+        values = self._options.safely(last.values if last else None)
         tick = last.tick + 1 if last else 1
-        return Action(np.asarray(values), Source.WATCHDOG, tick, reason=reason)
+        return Action(values, Source.WATCHDOG, tick, reason=reason)
 
     def pace(self) -> None:
         """Sleep until the next tick is due; as `AsyncRobotLoop.pace`."""
