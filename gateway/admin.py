@@ -96,7 +96,8 @@ class AdminApi:
         return self._stop_session(request, True)
 
     async def release_session(self, request: Request) -> Response:
-        """`POST /v1/admin/sessions/{id}/release`: it goes on, whoever stopped it."""
+        """`POST /v1/admin/sessions/{id}/release`: it goes on, if its
+        pipeline does."""
         return self._stop_session(request, False)
 
     async def stop_robots(self, request: Request) -> Response:
@@ -105,7 +106,8 @@ class AdminApi:
         return self._stop_robots(request, True)
 
     async def release_robots(self, request: Request) -> Response:
-        """`POST /v1/admin/pipelines/{name}/release`, or `/v1/admin/robots/release` for all."""
+        """`POST /v1/admin/pipelines/{name}/release`, or `/v1/admin/robots/release` for all: what
+        was stopped otherwise stands still."""
         return self._stop_robots(request, False)
 
     def _stop_session(self, request: Request, stopped: bool) -> Response:

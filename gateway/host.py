@@ -592,7 +592,7 @@ class GatewayHost:
                 sessions=self._hosted.admission.held(pipeline.name),
                 session_limit=pipeline.limits.sessions,
                 full=self._hosted.full(pipeline, now_ms),
-                stopped=pipeline.name in self._stops.stopped,
+                stopped=self._stops.stopped(pipeline.name),
             )
             for pipeline in self.pipelines.values()
         ]

@@ -71,8 +71,8 @@ class Control:
     deadline_ms: float | None = None
     rate_hz: float | None = None
     safe_action: SafeValue | Mapping[str, SafeValue] | None = None
-    stopped: bool = False
-    """Whether the session begins stopped, as all of its pipeline are."""
+    stopped: frozenset[str] = frozenset()
+    """What holds the session still from its beginning, as it does all of its pipeline."""
 
 
 class Kind(StrEnum):

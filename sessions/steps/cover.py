@@ -39,9 +39,7 @@ class Cover:
         self._safe = SafeActions(pipeline.control)
         self._emit = emit
         self._measured = measured
-        self._stops: set[StoppedBy] = set()
-        if pipeline.control.stopped:
-            self._stops.add(StoppedBy.OPERATOR)
+        self._stops = {StoppedBy(hold) for hold in pipeline.control.stopped}
         self._worker_lost = False
         """Whether the state's stage has lost its worker, and has no other yet."""
         self._lost_ms: float | None = None
@@ -126,25 +124,29 @@ class Cover:
     def stop(self, by: StoppedBy) -> None:
         """Nothing fresh is given from here on."""
         if not self._stops:
-            self._emit(EmergencyStopped(by))
+            self._emit(EmergencyStopped(by.told))
         self._stops.add(by)
 
     def release(self, by: StoppedBy) -> None:
-        """Let the loop go on: an operator whoever stopped it, a client where no operator did.
+        """Let go of one hold, and of the client's with the operator's of this session.
 
         Raises InvalidRequest for a client's while an operator's stop holds.
         """
-        if by is StoppedBy.CLIENT and StoppedBy.OPERATOR in self._stops:
+        if by is StoppedBy.CLIENT and self._stops - {StoppedBy.CLIENT}:
             raise stopped("an operator has stopped the session")
-        if self._stops:
-            self._emit(StopReleased())
-        self._stops.clear()
+        released = {by}
+        if by is StoppedBy.OPERATOR:
+            released.add(StoppedBy.CLIENT)
+        self._let_go(released)
 
     def begun_anew(self) -> None:
         """The loop was reset: that lets a client's stop go."""
-        if self._stops == {StoppedBy.CLIENT}:
+        self._let_go({StoppedBy.CLIENT})
+
+    def _let_go(self, released: set[StoppedBy]) -> None:
+        if self._stops and self._stops <= released:
             self._emit(StopReleased())
-        self._stops.discard(StoppedBy.CLIENT)
+        self._stops -= released
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""

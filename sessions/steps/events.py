@@ -61,11 +61,22 @@ class Restore:
 
 
 class StoppedBy(StrEnum):
-    """Who has stopped a loop, and lets it go on."""
+    """What holds a loop still. Each is released by itself, and the loop goes on when none is
+    left."""
 
     CLIENT = "client"
-    """By a release, or by its next reset."""
+    """Released by its next reset as well, and with `OPERATOR`."""
     OPERATOR = "operator"
+    """Who stopped this session alone."""
+    PIPELINE = "pipeline"
+    """An operator who stopped all robots of its pipeline."""
+    ROBOTS = "robots"
+    """An operator who stopped all robots."""
+
+    @property
+    def told(self) -> StoppedBy:
+        """Who that is, as a client is told: `CLIENT` or `OPERATOR`."""
+        return self if self is StoppedBy.CLIENT else StoppedBy.OPERATOR
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,8 @@ class EmergencyStop:
 
 @dataclass(frozen=True)
 class ReleaseStop:
-    """Let the loop go on: an operator whoever stopped it, a client where no operator did."""
+    """Let go of one hold: the loop goes on if there is no other. A client may where no operator
+    holds it."""
 
     by: StoppedBy = StoppedBy.CLIENT
     ref: str | None = None
@@ -167,6 +179,7 @@ class EmergencyStopped:
     """The loop stands still until it is let go on."""
 
     by: StoppedBy
+    """`CLIENT` or `OPERATOR`."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,16 @@ from protocol.errors import EngineFailed, InvalidRequest
 from protocol.openpi import from_parts, pack, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from sessions.passed_on import MAX_INPUT_BYTES
-from sessions.steps.events import NEXT, Reason, Reset, SafeAction, Step, StepDone, StepVerb
+from sessions.steps.events import (
+    NEXT,
+    Reason,
+    Reset,
+    SafeAction,
+    Step,
+    StepDone,
+    StepFailed,
+    StepVerb,
+)
 
 MAX_PENDING = 16
 """Requests that wait for an answer; who sends more is not read until there is room."""
@@ -134,6 +143,12 @@ class Requests:
             self._stray = None
             return False
         return self._for_step
+
+    def failed(self, failed: StepFailed) -> bool:
+        """A step has ended without an output; whether that is an error of this connection's."""
+        ours = self.step_over(failed.step, failed.committed_step)
+        # What took the place of one that waited is of the same requests.
+        return ours and failed.error.code != Reason.SUPERSEDED
 
     def done(self, done: StepDone, state: str, now_ms: float) -> list[bytes]:
         """The answers that a step gives; `state` is the stage that keeps the policy.

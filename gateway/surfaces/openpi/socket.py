@@ -236,8 +236,8 @@ class _Connection:
             case StepDone(step=step, committed_step=committed):
                 if self._requests.step_over(step, committed):
                     self._answer(output, now_ms)
-            case StepFailed(step=step, committed_step=committed, error=error):
-                if self._requests.step_over(step, committed):
+            case StepFailed(error=error):
+                if self._requests.failed(output):
                     self._fail(error)
             case SafeAction():
                 for frame in self._requests.safe(output, now_ms):

@@ -192,11 +192,32 @@ async def test_a_stop_of_a_pipeline_holds_those_that_come_later_too() -> None:
             # It was given nothing yet whose form a safe action could have.
             text, code = await later.failure()
             assert (text.partition(":")[0], code) == ("emergency_stopped", 1011)
-        await admin(it, "POST", "robots/release")
+        await admin(it, "POST", "pipelines/arm/release")
         assert (await arm.infer())["antiphon"]["fresh"]
         async with httpx.AsyncClient(base_url=it.http) as http:
             for path in ("sessions/none/stop", "pipelines/none/stop"):
                 assert (await http.post(f"/v1/admin/{path}")).status_code == 404
+
+
+@pytest.mark.parametrize("first", ["pipelines/arm", "robots", "sessions/{session}"])
+@pytest.mark.parametrize("second", ["pipelines/arm", "robots", "sessions/{session}"])
+async def test_a_robot_stands_still_until_each_stop_is_released(first: str, second: str) -> None:
+    async with serving(PATIENT) as (it, url, _), robot(url) as arm:
+        await arm.infer()
+        session = arm.metadata["antiphon"]["session"]
+        held, other = first.format(session=session), second.format(session=session)
+        await admin(it, "POST", f"{held}/stop")
+        if held != other:
+            await admin(it, "POST", f"{other}/stop")
+            told = await admin(it, "POST", f"{other}/release")
+            assert told["stopped"] is (other == f"sessions/{session}")
+            assert not_fresh(await arm.infer()) == "stopped"
+            (listed,) = (await admin(it, "GET", "sessions"))["sessions"]
+            assert listed["stopped"] is True
+            whole = (await admin(it, "GET", "overview"))["pipelines"]["arm"]["stopped"]
+            assert whole is (held != f"sessions/{session}")
+        await admin(it, "POST", f"{held}/release")
+        assert (await arm.infer())["antiphon"]["fresh"]
 
 
 async def test_a_client_stops_its_robot_by_the_native_stream_and_releases_it_by_a_reset() -> None:

@@ -17,7 +17,8 @@ from protocol.errors import EngineFailed, InvalidRequest
 from protocol.openpi import from_parts, pack, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from sessions import passed_on
-from sessions.steps.events import NEXT, Reason, Reset, SafeAction, Step, StepDone
+from sessions.steps import refusals
+from sessions.steps.events import NEXT, Reason, Reset, SafeAction, Step, StepDone, StepFailed
 
 
 def observed(number: int = 0) -> Observed:
@@ -117,6 +118,21 @@ def test_what_an_earlier_connection_asked_for_answers_nobody_here() -> None:
     assert finished(requests, done(6), 1)
     requests.ask(observed(), 2)
     assert begun(requests).step == 7
+
+
+def test_what_is_superseded_without_a_safe_action_is_answered_with_what_took_its_place() -> None:
+    requests = Requests(committed=4, in_flight=5)
+    superseded = StepFailed(NEXT, 4, refusals.superseded().info(), None)
+    for number in (1, 2, 3):
+        requests.ask(observed(number), number)
+        assert begun(requests).inputs == observed(number).inputs
+        assert not requests.failed(superseded)
+    assert not requests.step_over(5, 5)
+    answered = finished(requests, done(6), 10)
+    assert [answer["antiphon"]["fresh"] for answer in answered] == [False, False, True]
+    requests.ask(observed(), 20)
+    begun(requests)
+    assert requests.failed(StepFailed(7, 6, EngineFailed("on purpose").info(), None))
 
 
 def safe(step: int, reason: Reason, *, in_flight: bool = False, value: float = 9.0) -> SafeAction:

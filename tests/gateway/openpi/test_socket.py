@@ -264,6 +264,26 @@ async def test_an_answer_nobody_waits_for_is_given_to_nobody() -> None:
             assert (answer["actions"][0, 0], answer["antiphon"]["step"]) == (202, 2)
 
 
+async def test_a_robot_that_resumed_may_send_ahead_while_the_policy_is_busy() -> None:
+    async with serving() as (_, url, policy):
+        async with robot(f"{url}?resume=1") as arm:
+            told = arm.metadata["antiphon"]
+            await arm.observe("wait")
+            await asyncio.to_thread(policy.begun.wait, WAIT_S)
+            arm.socket.transport.abort()
+        async with robot(f"{url}?session={told['session']}", told["secret"]) as arm:
+            for state in (10, 20, 30):
+                await arm.observe("go", state=state)
+            # What came before a ping has been read when its answer comes.
+            await (await arm.socket.ping())
+            policy.gate.set()
+            answers = [await arm.answer() for _ in range(3)]
+            assert {answer["actions"][0, 0] for answer in answers} == {32.0}
+            said = [answer["antiphon"] for answer in answers]
+            older = {"fresh": False, "step": 2, "reason": "superseded"}
+            assert said == [older, older, {"fresh": True, "step": 2}]
+
+
 async def test_a_session_that_is_another_s_is_not_resumed() -> None:
     async with serving() as (_, url, _), robot(f"{url}?resume=1") as arm:
         session = arm.metadata["antiphon"]["session"]

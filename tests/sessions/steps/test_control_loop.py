@@ -429,14 +429,44 @@ def test_without_a_safe_action_a_stop_is_an_error() -> None:
 
 
 def test_a_session_may_begin_stopped_and_knows_what_is_safe_before_anything_was_fresh() -> None:
-    harness = robot(stopped=True, safe_action=(1.0, 2.0))
+    harness = robot(stopped=frozenset({"pipeline"}), safe_action=(1.0, 2.0))
     observe(harness)
     (answer,) = harness.take()
     assert given(answer) == [[1.0, 2.0]]
     # There is nothing to hold yet.
-    harness = robot(stopped=True)
+    harness = robot(stopped=frozenset({"pipeline"}))
     observe(harness)
     assert said(harness.take()) == [("failed", 0, 0, "emergency_stopped")]
+
+
+def test_a_loop_stands_still_while_anything_holds_it() -> None:
+    harness = driving()
+    holds = [StoppedBy.ROBOTS, StoppedBy.CLIENT, StoppedBy.PIPELINE, StoppedBy.OPERATOR]
+    for hold in holds:
+        harness.say(EmergencyStop(hold))
+    assert harness.take() == [EmergencyStopped(StoppedBy.OPERATOR)]
+    for hold in (StoppedBy.PIPELINE, StoppedBy.OPERATOR):
+        harness.say(ReleaseStop(hold))
+        observe(harness)
+        assert said(harness.take()) == [("safe", 0, "stopped", "over")]
+    harness.say(ReleaseStop())
+    (refused,) = harness.take()
+    assert isinstance(refused, Refused)
+    harness.say(ReleaseStop(StoppedBy.ROBOTS))
+    assert harness.take() == [StopReleased()]
+    observe(harness)
+    assert harness.run().step == 2
+
+
+def test_a_client_s_stop_outlasts_the_release_of_its_pipeline() -> None:
+    harness = driving()
+    harness.say(EmergencyStop())
+    harness.say(EmergencyStop(StoppedBy.PIPELINE))
+    harness.say(ReleaseStop(StoppedBy.PIPELINE))
+    assert harness.take() == [EmergencyStopped(StoppedBy.CLIENT)]
+    assert harness.machine.snapshot().stopped
+    harness.say(ReleaseStop())
+    assert harness.take() == [StopReleased()]
 
 
 # Steps that wait
