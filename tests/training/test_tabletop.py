@@ -117,6 +117,7 @@ def test_the_weights_are_those_of_the_record() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_twenty_steps_of_the_recipe_make_a_policy(tmp_path: Path) -> None:
     from training.robots.train import Recipe, make
     from workers.engines.vla.onnx_policy import OnnxOptions, OnnxPolicy
