@@ -434,6 +434,7 @@ async def test_what_does_not_come_back_whole_is_told_as_lost(damage: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_f1_a_thousand_that_vanish_leave_room_for_the_next() -> None:
     # A server kept each finished session's memory, until every request failed for good.
     async with playing(places=3) as game:
