@@ -180,7 +180,7 @@ def test_a_session_with_a_turn_in_flight_is_not_evicted_but_closed(
         f"{session}: a turn of this session is in flight."
     )
     press(page, "Park", session)
-    expect(page.locator("#outcome.refused")).to_contain_text("no stage of this session can be")
+    expect(page.locator("#outcome.refused")).to_contain_text("cannot be parked now: it has work")
     press(page, "Close", session)
     expect(page.locator("#outcome")).to_have_text(f"{session} is closed.")
     expect(row(page, session)).to_have_count(0)
