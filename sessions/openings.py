@@ -73,6 +73,8 @@ class Opening:
     """Why its session could not be opened the last time."""
     lack: Lack | None = None
     """What stood in its way when it was last looked at."""
+    refusals_before: int = 0
+    """How many there were when its session began to be opened."""
     stirred: set[str] = field(default_factory=set)
     """Stages where something has changed while its session is being opened."""
 
@@ -98,6 +100,7 @@ class _Shut:
 
     since_ms: float
     pause_ms: float
+    refusal: int
     news: bool = False
     probe: Opening | None = None
 
@@ -120,8 +123,10 @@ class Openings:
         self._shut: dict[Lack, _Shut] = {}
         self._refusals: dict[Lack, AntiphonError] = {}
         """What was said last to who found no room there."""
-        self._without: set[Lack] = set()
-        """Where somebody found no room, and nothing is known to have changed since."""
+        self._without: dict[Lack, int] = {}
+        """By which refusal somebody found no room, where nothing is known to have changed since."""
+        self._refused = 0
+        """How many sessions could not be opened so far."""
         self._capacity: dict[Lack, int] = {}
         """How many sessions a stage held when it last had no room."""
         self.over: AntiphonError | None = None
@@ -166,9 +171,7 @@ class Openings:
             if opening.returning:
                 self._promises.came_true(opening.pipeline.name, kept=True)
             for lack in of_stages(opening.pipeline, opening.tenant):
-                self._shut.pop(lack, None)
-                self._without.discard(lack)
-                self._refusals.pop(lack, None)
+                self._had_room(opening, lack)
                 if lack in self._capacity:
                     self._capacity[lack] = max(self._capacity[lack], self._had(lack, now_ms))
             self.serve(now_ms)
@@ -179,6 +182,7 @@ class Openings:
         """Its session could not be opened, and is gone again; `stage` did not take it."""
         if opening not in self._openings:
             return
+        self._refused += 1
         lack = None if stage is None else of_stage(stage, opening.tenant, error)
         self._forget_probe(opening, failed_on=lack)
         told = error if lack is None or error.kind is not ErrorKind.CAPACITY else _of(lack, error)
@@ -190,7 +194,7 @@ class Openings:
             if lack is not None:
                 self._refusals[lack] = error
                 if lack.name not in opening.stirred:
-                    self._without.add(lack)
+                    self._without[lack] = self._refused
                 if error.code in _OUT_OF_ROOM:
                     self._capacity[lack] = self._had(lack, now_ms)
                 self._took_it(opening, lack)
@@ -210,14 +214,24 @@ class Openings:
         for lack in of_stages(opening.pipeline, opening.tenant):
             if lack.name == refused.name:
                 return
-            self._shut.pop(lack, None)
-            self._without.discard(lack)
+            self._had_room(opening, lack)
+
+    def _had_room(self, opening: Opening, lack: Lack) -> None:
+        """A stage has taken it: who was refused there before it began may try again. Who was
+        refused since may well have been so because it was taken."""
+        shut = self._shut.get(lack)
+        if shut is not None and shut.refusal <= opening.refusals_before:
+            del self._shut[lack]
+        if lack not in self._shut:
+            self._refusals.pop(lack, None)
+        if self._without.get(lack, 0) <= opening.refusals_before:
+            self._without.pop(lack, None)
 
     def room_on(self, stage: str) -> None:
         """There may be room on `stage` again; to be followed by `serve`."""
         for lack, shut in self._shut.items():
             shut.news = shut.news or lack.name == stage
-        self._without = {lack for lack in self._without if lack.name != stage}
+        self._without = {lack: n for lack, n in self._without.items() if lack.name != stage}
         for opening in self._openings:
             if opening.trying:
                 opening.stirred.add(stage)
@@ -321,6 +335,7 @@ class Openings:
 
     def _begin(self, opening: Opening) -> None:
         opening.trying, opening.lack = True, None
+        opening.refusals_before = self._refused
         opening.stirred.clear()
         for lack in of_stages(opening.pipeline, opening.tenant):
             if (shut := self._shut.get(lack)) is not None:
@@ -361,7 +376,7 @@ class Openings:
         known = self._shut.get(lack)
         pause_ms = _PAUSE_MS if known is None else min(2 * known.pause_ms, _LONGEST_PAUSE_MS)
         news = lack.name in opening.stirred if known is None else known.news
-        self._shut[lack] = _Shut(now_ms, pause_ms, news)
+        self._shut[lack] = _Shut(now_ms, pause_ms, self._refused, news)
 
     @staticmethod
     def _ready(shut: _Shut) -> bool:
