@@ -517,18 +517,20 @@ def test_a_stage_that_took_another_before_it_refused_is_not_tried_again_at_once(
     it = Gateway(think=0, speak=0)
     asked: list[Asker] = []
     it.on_asked = asked.append
-    spec = pipeline("voice", "think", "speak", sessions=9, waiting=5)
-    it.ask("a", spec)
+    spec = pipeline("voice", "think", "speak", sessions=9, waiting=5, wait_ms=1_000)
+    first = it.ask("a", spec)
+    it.now_ms = 900.0
     it.ask("b", spec)
     it.answer(asked[1])
     # The first was taken there before, and that is why there was no room.
     it.rooms["think"] = 1
+    it.now_ms = 1_050.0
     it.answer(asked[0])
+    assert first.refused == "capacity_exceeded"
     assert it.begun == ["a", "b"]
     it.openings.room_on("think")
-    it.openings.room_on("speak")
-    it.waits_until(1_000.0)
-    assert it.begun[2:]
+    it.waits_until(1_200.0)
+    assert it.begun == ["a", "b", "b"]
 
 
 def test_room_that_is_made_while_a_stage_is_asked_is_not_missed() -> None:
