@@ -12,6 +12,7 @@ from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
     NEXT,
     Reset,
+    SafeAction,
     StateLost,
     Step,
     StepDone,
@@ -110,6 +111,12 @@ class I5Steps(Invariant):
                 self._done(client, loop, output)
             case StepFailed():
                 self._failed_step(client, loop, output)
+            case SafeAction() if (
+                not output.in_flight and output.step == output.committed_step == loop.committed + 1
+            ):
+                # The state moved on; a stage behind it failed, or the worker that had the output.
+                self.count("committed steps whose output was lost")
+                self._commit(loop, output.step)
             case StateLost():
                 self.count("states lost")
                 causes = self.deployment.causes[client.session]
