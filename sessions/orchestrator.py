@@ -153,6 +153,11 @@ class Orchestrator:
         for turn in turns:
             del self._flows[turn]
 
+    def fail(self, turn: int, error: ErrorInfo) -> None:
+        """End a turn that cannot go on any more."""
+        if (flow := self._flows.get(turn)) is not None:
+            self._fail(flow, error)
+
     def stop(self, turn: int, stage: str) -> None:
         """Cancel the turn on `stage`, or before it gets there, unless it has completed there.
 

@@ -39,11 +39,13 @@ MINIMUM_COMMIT_MS = 100
 
 @dataclass
 class _Hearing:
-    """An item whose transcript is being made; `answer`: a response follows by itself."""
+    """An item whose transcript is being made; `answer`: a response follows by itself. Its audio
+    is with the worker (`buffered`), or goes there with the turn."""
 
     item_id: str
     content_index: int
     answer: bool
+    buffered: bool = False
 
 
 class Input:
@@ -245,6 +247,11 @@ class Input:
         else:
             self._unheard_samples += unapplied_bytes // 2
         self._cut(end_ms)
+        hear = context.bindings[context.roles.hear]
+        for turn, hearing in list(self._hearings.items()):
+            # It waited for a worker that had been sent its audio already: the next has not.
+            if hearing.buffered and hear.waits(turn):
+                context.orchestrator.fail(turn, error)
 
     def found(self) -> None:
         """A new worker hears from now on: say what came before it did."""
@@ -262,7 +269,7 @@ class Input:
     def _committed(self, item_id: str, start_ms: int, end_ms: int, answer: bool) -> None:
         self._cut(end_ms)
         self._insert(item_id, end_ms - start_ms)
-        hearing = _Hearing(item_id, 0, answer)
+        hearing = _Hearing(item_id, 0, answer, buffered=True)
         self._hear(hearing, {"start_ms": start_ms, "end_ms": end_ms}, [])
 
     def _drop_buffer(self) -> None:

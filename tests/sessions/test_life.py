@@ -30,8 +30,10 @@ from sessions.duplex.events import (
     AppendAudio,
     AudioDelta,
     ClearInput,
+    CommitInput,
     CreateResponse,
     InputCleared,
+    InputTranscribed,
     InputTranscriptionFailed,
     PatchSettings,
     ResponseDone,
@@ -296,6 +298,23 @@ def test_a_turn_does_not_wait_for_ever_for_a_worker() -> None:
     response = harness.one(ResponseDone).response
     assert response.error is not None
     assert response.error.code == "engine_lost"
+
+
+def test_a_transcript_that_waited_for_a_worker_which_had_its_audio_is_lost_with_it() -> None:
+    harness = Harness()
+    harness.say(PatchSettings({"audio": {"input": {"transcription": {}}}}))
+    harness.answer_opens = False
+    harness.lose("listen", back=True)
+    harness.say(AppendAudio(PCM_MS * 700))
+    harness.say(CommitInput())
+    harness.clear()
+    harness.answer_opens = True
+    harness.lose("listen", back=True)
+    assert harness.one(InputTranscriptionFailed).error.code == "session_state_lost"
+    assert harness.sent(Run, "listen") == []
+    harness.clear()
+    harness.hear("hello")
+    assert harness.one(InputTranscribed).transcript == "hello"
 
 
 def test_an_utterance_lost_with_its_worker_is_told() -> None:
