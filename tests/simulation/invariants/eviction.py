@@ -12,8 +12,7 @@ class I8Eviction(Invariant):
     """The session that was left alone the longest, and never one with a turn in flight."""
 
     name = "I8 eviction"
-    # That others could have been evicted is counted, and too rare to be asked of each run.
-    preconditions = ("sessions evicted",)
+    preconditions = ("sessions evicted", "others could have been evicted")
 
     def evicted(self, gateway: GatewayProcess, victim: Hosted) -> None:
         """Nobody is there, nothing is under way, and no other has been idle for longer."""
