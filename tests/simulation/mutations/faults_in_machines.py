@@ -152,6 +152,7 @@ MUTATIONS = (
         "        self._context.orchestrator.cancel(generation.lane)\n"
         "        self._finish(generation, ResponseStatus.CANCELLED, reason, None)\n",
         "        self._finish(generation, ResponseStatus.CANCELLED, reason, None)\n",
+        seeds="10149:10150",
     ),
     Mutation(
         "text that was sent is sent again",
@@ -325,6 +326,7 @@ MUTATIONS = (
         "gateway/hosted.py",
         "return min(alone, key=lambda hosted: hosted.session.idle_since_ms",
         "return max(alone, key=lambda hosted: hosted.session.idle_since_ms",
+        seeds="10032:10033",
     ),
     Mutation(
         "a session with work in flight is evicted",
@@ -398,7 +400,7 @@ MUTATIONS = (
         "sessions/steps/machine.py",
         "        self._go_on_resetting()\n        self._begin_waiting()\n",
         "        self._go_on_resetting()\n",
-        seeds="55:56",
+        seeds="10024:10025",
     ),
     Mutation(
         "a session that is freed keeps its bytes",
@@ -460,7 +462,7 @@ MUTATIONS = (
         "workers/rooms.py",
         "self._asked[session.session] = now_ms + self._limits.room_answer_ms",
         "self._asked[session.session] = now_ms + 1e9",
-        seeds="600:610",
+        seeds="10318:10319",
     ),
     Mutation(
         "a store that is full is asked over and over",
