@@ -138,8 +138,12 @@ class Served:
         await asyncio.wait([self.tasks[stage]])
 
     async def replace(self, stage: str) -> None:
-        """The worker of a stage goes and another takes its place."""
+        """The worker of a stage goes, which the host hears, and another takes its place."""
         await self.kill(stage)
+        async with asyncio.timeout(WAIT_S):
+            for name, pipeline in self.host.pipelines.items():
+                if stage in pipeline.stages:
+                    await self.host.until_ready(name, False)
         self.start(stage)
 
     async def ready(self) -> None:

@@ -10,11 +10,9 @@ import argparse
 import sys
 import time
 
-from tests.simulation.many import seeds_from, tally
+from tests.simulation.many import EVENTS, FIRST_SEED, seeds_from, tally
 from tests.simulation.report import Tally
 from tests.simulation.schedule import run
-
-DEFAULT_EVENTS = 300_000
 
 
 def _range(text: str) -> range:
@@ -28,9 +26,9 @@ def _arguments() -> argparse.Namespace:
     which.add_argument("--seed", type=int, help="replay this world alone")
     which.add_argument("--seeds", type=_range, metavar="A:B", help="run these worlds")
     which.add_argument(
-        "--events", type=int, default=DEFAULT_EVENTS, help="run worlds until so much has happened"
+        "--events", type=int, default=EVENTS, help="run worlds until so much has happened"
     )
-    parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
+    parser.add_argument("--from", type=int, default=FIRST_SEED, dest="first", help="the first seed")
     parser.add_argument("--jobs", type=int, help="processes; default: one a core")
     return parser.parse_args()
 

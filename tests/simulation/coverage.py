@@ -1,7 +1,7 @@
 """`python -m tests.simulation.coverage`: how much of the machines the simulation reaches.
 
-Runs the worlds that the tests run, from seed 0 on, and nothing else: neither the walk nor the
-sweeps, nor any unit test. Statements and branches count alike. Exits with 1 when a group is
+Runs the worlds that put every invariant to the test, and nothing else: neither the walk nor
+the sweeps, nor any unit test. Statements and branches count alike. Exits with 1 when a group is
 below its bar, and with 2 when the simulation itself has failed.
 """
 
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.many import EVENTS
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "build/simulation-coverage"
-EVENTS = 300_000
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from tests.simulation.report import Tally
 from tests.simulation.schedule import Outcome, run
 
 BATCH = 16
+EVENTS = 300_000
+FIRST_SEED = 10_000
+"""The worlds from here on put every invariant to the test within EVENTS; what is rare moves to
+others when worlds draw other numbers."""
 
 
 def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.coverage import EVENTS, below, lines, measured
+from tests.simulation.coverage import below, lines, measured
+from tests.simulation.many import EVENTS
 
 
 @pytest.mark.slow

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.many import seeds_from, tally
+from tests.simulation.many import EVENTS, FIRST_SEED, seeds_from, tally
 from tests.simulation.report import Tally
 from tests.simulation.schedule import run
 from tests.simulation.sweep import WAYS, sweep
 
-EVENTS = 300_000
 SHORT_EVENTS = 120_000
 MEDIAN_EVENTS = 200
-FIRST_SEED = 10_000
-"""The worlds from here on put every invariant to the test within EVENTS; what is rare moves to
-others when worlds draw other numbers."""
 
 
 def the_failure(result: Tally) -> str:
