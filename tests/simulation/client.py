@@ -65,6 +65,8 @@ class Client:
         """Sessions that were hosted for it, all but the last of which could not be opened."""
         self.limits: dict[str, Any] = {}
         """What it chooses of its session's limits."""
+        self.control: dict[str, Any] = {}
+        """What it chooses of its control loop."""
         self.close_asked: set[CloseReason] = set()
         self.interrupted = False
         """Whether it ever asked for the end of a response."""
@@ -122,6 +124,7 @@ class Client:
             bad = world.chance(self.rude)
             world.count("bad limits chosen" if bad else "limits chosen")
             self.limits = world.random.choice(BAD_LIMITS if bad else GOOD_LIMITS)
+        self.choose_control()
         try:
             gateway.ask(self, patch)
         except AntiphonError as error:
@@ -134,6 +137,9 @@ class Client:
             world.count("opens cancelled")
             gone = self.line.vanish if self.line.resumable and world.chance(0.5) else self.close
             self.later(world.random.choice([0.0, 0.3, 2.0, 300.0]), gone)
+
+    def choose_control(self) -> None:
+        """Set `control`; most kinds of session have no loop to choose."""
 
     def stands(self, position: Position) -> None:
         """Its open waits, and stands there."""

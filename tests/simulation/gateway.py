@@ -46,6 +46,7 @@ from protocol.messages import (
 )
 from sessions import actions as core
 from sessions.actions import NotFresh, StageCrowded, TurnMeasured
+from sessions.chosen_control import controlled
 from sessions.chosen_limits import chosen
 from sessions.directory import Create, Outcome, Record, Remove, Reply, Request
 from sessions.lifecycle import State
@@ -294,7 +295,8 @@ class GatewayProcess(Process):
     def ask(self, client: Client, settings_patch: dict[str, Any] | None) -> None:
         """Open a session for `client`, once there is room. Raises AntiphonError for what can
         never be opened."""
-        limits = chosen(self.pipeline.limits, client.limits)
+        pipeline = controlled(self.pipeline, client.control)
+        limits = chosen(pipeline.limits, client.limits)
         secret = client.line.secret
 
         def new_session() -> Session:
@@ -303,12 +305,12 @@ class GatewayProcess(Process):
                 epoch=1,
                 owner=self.incarnation,
                 tenant=TENANT,
-                model=self.pipeline.name,
+                model=pipeline.name,
                 expires_at_s=0,
             )
             session = Session(
                 identity,
-                self.pipeline,
+                pipeline,
                 self._new_id,
                 self.now_ms,
                 controller=None if client.line.opens_apart else client.name,
@@ -321,7 +323,7 @@ class GatewayProcess(Process):
 
         def begin() -> None:
             session = new_session()
-            wires = SessionWires(session.fence, self.pipeline, self.transfers)
+            wires = SessionWires(session.fence, pipeline, self.transfers)
             hosted = Hosted(
                 session,
                 wires,
@@ -334,12 +336,12 @@ class GatewayProcess(Process):
             client.hosted_as(self, hosted)
             self.hosted.admit(hosted, self.now_ms)
 
-        if self.hosted.admission.lacking(self.pipeline, TENANT) is not None:
+        if self.hosted.admission.lacking(pipeline, TENANT) is not None:
             new_session()
         opening = Opening(
-            self.pipeline,
+            pipeline,
             TENANT,
-            self.pipeline.priority,
+            pipeline.priority,
             begin,
             client.stands,
             client.refused,

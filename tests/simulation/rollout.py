@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
-from protocol.errors import ErrorInfo
+from protocol.errors import ErrorInfo, InvalidRequest
+from sessions.chosen_control import controlled
 from sessions.client import Answered, Refused
+from sessions.pipeline import Kind
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
     NEXT,
@@ -32,6 +36,14 @@ from tests.simulation.steps import HUGE_INPUTS, actions
 
 TOO_LONG = {"prompt": "x" * 70_000}
 """Parameters that are not passed on."""
+CONTROLS: list[dict[str, Any]] = [
+    {"deadline_ms": 80},
+    {"rate_hz": 20},
+    {"rate_hz": 5, "safe_action": "hold"},
+    {"safe_action": "zero", "deadline_ms": 500},
+    {"safe_action": {"actions": "zero"}},
+]
+BAD_CONTROLS: list[dict[str, Any]] = [{"rate_hz": 0}, {"deadline": 80}, {"safe_action": "fall"}]
 TROUBLE = ("fail", "fail_after_output", "fail_in_commit", "stall", "finish_when_cancelled")
 
 
@@ -41,10 +53,9 @@ class Rollout(Client):
     def __init__(self, deployment: Deployment, gateway_place: str, name: str) -> None:
         super().__init__(deployment, gateway_place, name)
         self.patience *= 3
-        control = deployment.profile.pipeline.control
-        self.controlled = control.deadline_ms is not None
-        """Whether its loop has a deadline."""
-        self.deadline_ms = control.deadline_ms or 0.0
+        self.pipeline = deployment.profile.pipeline
+        self.deadline_ms: float | None = None
+        """That of its loop, which it has once it has asked for its session."""
         self.stopped = False
         self.asked_ms: dict[str, float] = {}
         """When it asked for steps without a number, by the ref of each that is not answered."""
@@ -58,6 +69,22 @@ class Rollout(Client):
         self._last_error: ErrorInfo | None = None
         self._last_step = 0
         self._last_ref = ""
+
+    def choose_control(self) -> None:
+        """Takes nothing from the chances of all else. A world has no loop to choose."""
+        chance = random.Random(f"control {self.world.seed} {self.name}")
+        if self.rude and chance.random() < 0.3:
+            if chance.random() < self.rude:
+                self.control = chance.choice(BAD_CONTROLS)
+            elif self.pipeline.kind is Kind.ROBOT:
+                self.control = chance.choice(CONTROLS)
+        with contextlib.suppress(InvalidRequest):
+            self.deadline_ms = controlled(self.pipeline, self.control).control.deadline_ms
+
+    @property
+    def controlled(self) -> bool:
+        """Whether its loop has a deadline."""
+        return self.deadline_ms is not None
 
     def a_patch(self) -> dict[str, Any] | None:
         """Where the state begins."""

@@ -87,7 +87,7 @@ class ControlLoop(Invariant):
             case Reason.LATE:
                 self.count("steps answered for being late")
                 asked_ms = client.asked_ms.get(safe.ref or "")
-                within_ms = client.deadline_ms
+                within_ms = client.deadline_ms or 0.0
                 late = asked_ms is None or client.gateway.now_ms >= asked_ms + within_ms
                 self.check(late, f"{safe} is not late: it was asked for at {asked_ms}")
             case Reason.STOPPED:
