@@ -50,7 +50,8 @@ from sessions.deadlines import Deadlines
 from sessions.directory import MemoryDirectory, Remove, Request
 from sessions.duplex.events import AppendAudio
 from sessions.lifecycle import CloseReason, State
-from sessions.openings import Opening, Openings
+from sessions.opening import Opening
+from sessions.openings import Openings
 from sessions.pipeline import Pipeline
 from sessions.session import Session
 

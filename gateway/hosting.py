@@ -12,7 +12,7 @@ from gateway.cameras import Seen
 from protocol.compute_use import ComputeUse
 from protocol.errors import ErrorInfo
 from sessions.client import Answered, Attached, Role, Verb
-from sessions.openings import Position
+from sessions.opening import Position
 from sessions.pipeline import Control, Limits, Pipeline
 
 OnOutput = Callable[[int, Any], None]

@@ -15,7 +15,7 @@ from gateway.hosting import OnPosition
 from protocol.errors import AntiphonError, InvalidRequest
 from sessions.actions import CloseRequested
 from sessions.lifecycle import CloseReason
-from sessions.openings import Opening, Position
+from sessions.opening import Opening, Position
 from sessions.pipeline import Pipeline
 from sessions.session import Session
 

@@ -10,7 +10,7 @@ from gateway.hosting import SessionSummary, StageHealth, WaitingSummary, WorkerS
 from gateway.placement import Replica
 from protocol.device_bytes import DeviceBytes
 from sessions.lifecycle import CloseReason
-from sessions.openings import Opening
+from sessions.opening import Opening
 from sessions.session import Session
 
 

@@ -10,8 +10,8 @@ Who is refused is promised a place where its time can be foretold (`sessions.pro
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import takewhile
 from math import ceil
 
 from protocol.errors import (
@@ -23,90 +23,17 @@ from protocol.errors import (
 )
 from sessions.admission import Admission
 from sessions.forecast import EXPECTED
-from sessions.lack import Lack, of_all, of_pipeline, of_stage, of_stages, of_tenant
+from sessions.lack import Lack, of_pipeline, of_stage, of_tenant
+from sessions.opening import Opening, Position
 from sessions.pipeline import Pipeline
-from sessions.promises import PATIENCE_MS, Promises, Supply
+from sessions.promises import Promises, Supply
+from sessions.shortages import Shortages
 
 AT_ONCE = 8
 """Sessions of a pipeline whose opens wait that are opened at the same time."""
 
-_PAUSE_MS, _LONGEST_PAUSE_MS = 250.0, 5_000.0
-"""Between two tries on a stage that had no room; each failure doubles it."""
-
 _OUT_OF_ROOM = frozenset({CapacityExceeded.code, TenantShareExceeded.code})
 """Refusals that end when others give their room up."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where an open stands: 1 is the next. `estimate_ms` is None where nothing is known yet."""
-
-    position: int
-    estimate_ms: int | None
-
-
-@dataclass(eq=False)
-class Opening:
-    """Somebody who wants a session.
-
-    `begin` hosts one and opens it, and raises AntiphonError where that is no use; what becomes of
-    it is told to `Openings`. `on_position` is told whenever the position has changed, and
-    `on_refused` once.
-    """
-
-    pipeline: Pipeline
-    tenant: str
-    priority: int
-    begin: Callable[[], None]
-    on_position: Callable[[Position], None]
-    on_refused: Callable[[AntiphonError], None]
-    since_ms: float = 0.0
-    number: int = 0
-    trying: bool = False
-    """Whether its session is being opened."""
-    returning: bool = False
-    """Whether it was promised that it would be let in now: it stands where it stood then."""
-    evicting: bool = False
-    """Whether a session ends to make room for it."""
-    told: Position | None = None
-    reason: AntiphonError | None = None
-    """Why its session could not be opened the last time."""
-    lack: Lack | None = None
-    """What stood in its way when it was last looked at."""
-    refusals_before: int = 0
-    """How many there were when its session began to be opened."""
-    stirred: set[str] = field(default_factory=set)
-    """Stages where something has changed while its session is being opened."""
-
-    @property
-    def queued(self) -> bool:
-        """Whether opens of its pipeline wait for a place."""
-        return self.pipeline.limits.waiting > 0
-
-    @property
-    def until_ms(self) -> float:
-        """When it is refused, if it still waits then; without a queue an eviction is waited for,
-        and, by who was promised a place, that place."""
-        limits = self.pipeline.limits
-        wait_ms = float(limits.wait_ms if self.queued else 0)
-        if self.evicting and not self.queued:
-            wait_ms = 2.0 * limits.close_ms
-        return self.since_ms + max(wait_ms, PATIENCE_MS if self.returning else 0.0)
-
-
-@dataclass
-class _Shut:
-    """A stage that had no room when it was last asked."""
-
-    since_ms: float
-    pause_ms: float
-    refusal: int
-    news: bool = False
-    probe: Opening | None = None
-
-    def until_ms(self, opening: Opening) -> float:
-        """When `opening` may try it; who was promised to be let in now does not wait for long."""
-        return self.since_ms + (_PAUSE_MS if opening.returning else self.pause_ms)
 
 
 class Openings:
@@ -120,15 +47,7 @@ class Openings:
         self._admission = admission
         self._evict = evict
         self._openings: list[Opening] = []
-        self._shut: dict[Lack, _Shut] = {}
-        self._refusals: dict[Lack, AntiphonError] = {}
-        """What was said last to who found no room there."""
-        self._without: dict[Lack, int] = {}
-        """By which refusal somebody found no room, where nothing is known to have changed since."""
-        self._refused = 0
-        """How many sessions could not be opened so far."""
-        self._capacity: dict[Lack, int] = {}
-        """How many sessions a stage held when it last had no room."""
+        self._shortages = Shortages()
         self.over: AntiphonError | None = None
         """Why nobody is let in any more."""
         self._promises = Promises(admission.forecast)
@@ -167,13 +86,14 @@ class Openings:
     def opened(self, opening: Opening, now_ms: float) -> None:
         """Its session is open."""
         if opening in self._openings:
+            attempt = opening.attempt
+            assert attempt is not None
             self._remove(opening)
             if opening.returning:
                 self._promises.came_true(opening.pipeline.name, kept=True)
-            for lack in of_stages(opening.pipeline, opening.tenant):
-                self._had_room(opening, lack)
-                if lack in self._capacity:
-                    self._capacity[lack] = max(self._capacity[lack], self._had(lack, now_ms))
+            for lack in opening.stages():
+                self._shortages.found_some(attempt, lack)
+                self._shortages.holds(lack, self._had(lack, now_ms))
             self.serve(now_ms)
 
     def failed(
@@ -182,59 +102,38 @@ class Openings:
         """Its session could not be opened, and is gone again; `stage` did not take it."""
         if opening not in self._openings:
             return
-        self._refused += 1
+        attempt, opening.attempt = opening.attempt, None
+        assert attempt is not None
         lack = None if stage is None else of_stage(stage, opening.tenant, error)
-        self._forget_probe(opening, failed_on=lack)
+        self._shortages.fail(attempt, lack)
         told = error if lack is None or error.kind is not ErrorKind.CAPACITY else _of(lack, error)
-        opening.trying, opening.reason = False, told
+        opening.reason = told
         if self.over is not None or not _wants_room(error):
             self._remove(opening)
             opening.on_refused(told)
         else:
             if lack is not None:
-                self._refusals[lack] = error
-                if lack.name not in opening.stirred:
-                    self._without[lack] = self._refused
+                self._shortages.found_none(attempt, lack, error)
                 if error.code in _OUT_OF_ROOM:
-                    self._capacity[lack] = self._had(lack, now_ms)
-                self._took_it(opening, lack)
+                    self._shortages.full_with(lack, self._had(lack, now_ms))
+                # The stages that were asked before this one had room.
+                for other in takewhile(lambda other: other.name != stage, opening.stages()):
+                    self._shortages.found_some(attempt, other)
             if now_ms >= opening.until_ms:
                 self._refuse(opening, now_ms, told)
             elif lack is not None:
-                self._shut_off(lack, opening, now_ms)
+                self._shortages.shut(attempt, lack, now_ms)
         self.serve(now_ms)
 
     def _had(self, lack: Lack, now_ms: float) -> int:
         """How many sessions have what is lacking for certain: who tries may be refused as well."""
-        tries = sum(known.trying and lack in _needs(known) for known in self._openings)
+        tries = sum(known.trying and lack in known.needs() for known in self._openings)
         return max(0, len(lack.holders(self._admission, now_ms)) - tries)
-
-    def _took_it(self, opening: Opening, refused: Lack) -> None:
-        """The stages that were asked before the one that refused had room."""
-        for lack in of_stages(opening.pipeline, opening.tenant):
-            if lack.name == refused.name:
-                return
-            self._had_room(opening, lack)
-
-    def _had_room(self, opening: Opening, lack: Lack) -> None:
-        """A stage has taken it: who was refused there before it began may try again. Who was
-        refused since may well have been so because it was taken."""
-        shut = self._shut.get(lack)
-        if shut is not None and shut.refusal <= opening.refusals_before:
-            del self._shut[lack]
-        if lack not in self._shut:
-            self._refusals.pop(lack, None)
-        if self._without.get(lack, 0) <= opening.refusals_before:
-            self._without.pop(lack, None)
 
     def room_on(self, stage: str) -> None:
         """There may be room on `stage` again; to be followed by `serve`."""
-        for lack, shut in self._shut.items():
-            shut.news = shut.news or lack.name == stage
-        self._without = {lack: n for lack, n in self._without.items() if lack.name != stage}
-        for opening in self._openings:
-            if opening.trying:
-                opening.stirred.add(stage)
+        attempts = (known.attempt for known in self._openings)
+        self._shortages.room_on(stage, [attempt for attempt in attempts if attempt is not None])
 
     def close(self, error: AntiphonError) -> None:
         """Refuse all that wait, and whoever comes or fails from now on."""
@@ -252,7 +151,7 @@ class Openings:
         if times:
             # A pause that is over lets nobody in whom another stage holds up.
             eager = next((opening for opening in waiting if opening.returning), waiting[0])
-            pauses = (shut.until_ms(eager) for shut in self._shut.values() if self._ready(shut))
+            pauses = self._shortages.pauses_ms(eager.returning)
             times += [pause_ms for pause_ms in pauses if pause_ms > self._tried_ms]
             if (expiry_ms := self._promises.deadline_ms) is not None:
                 times.append(expiry_ms)
@@ -286,7 +185,7 @@ class Openings:
             pipeline, "", pipeline.priority, _nothing, _nothing, _nothing, number=self._number + 1
         )
         others = (known.lack for known in self._openings if known.lack is not None)
-        if any(lack in _needs(another) for lack in (*others, *self._without)):
+        if any(lack in another.needs() for lack in (*others, *self._shortages.unchanged())):
             return True
         return self._lack_beside_places(another, now_ms) is not None
 
@@ -300,7 +199,7 @@ class Openings:
         """The canonical state, with times as seen from now."""
         return (
             tuple((o.pipeline.name, o.priority, o.trying, o.evicting) for o in self._openings),
-            tuple((lack, shut.news) for lack, shut in sorted(self._shut.items())),
+            self._shortages.freeze(),
             self._promises.freeze(now_ms),
         )
 
@@ -322,7 +221,7 @@ class Openings:
         for opening in list(self._openings):
             if opening.trying or opening not in self._openings:
                 continue
-            lack = next((lack for lack in _needs(opening) if lack in lacking), None)
+            lack = next((lack for lack in opening.needs() if lack in lacking), None)
             lack = lack or self._lack(opening, now_ms)
             if lack is None:
                 self._begin(opening)
@@ -334,12 +233,7 @@ class Openings:
                 opening.evicting = self._evict(opening.pipeline, opening.tenant)
 
     def _begin(self, opening: Opening) -> None:
-        opening.trying, opening.lack = True, None
-        opening.refusals_before = self._refused
-        opening.stirred.clear()
-        for lack in of_stages(opening.pipeline, opening.tenant):
-            if (shut := self._shut.get(lack)) is not None:
-                shut.probe, shut.news = opening, False
+        opening.attempt, opening.lack = self._shortages.begin(opening.stages()), None
         try:
             opening.begin()
         except AntiphonError as error:
@@ -358,41 +252,23 @@ class Openings:
     def _lack_beside_places(self, opening: Opening, now_ms: float) -> Lack | None:
         pipeline = opening.pipeline
         if not opening.returning:
-            for lack in _needs(opening):
+            for lack in opening.needs():
                 if self._promised(lack, opening, now_ms):
                     return lack
         if opening.queued:
             trying = sum(known.trying for known in self.waiting(pipeline.name))
             if trying >= AT_ONCE:
                 return of_pipeline(pipeline)
-        for lack in of_stages(pipeline, opening.tenant):
-            shut = self._shut.get(lack)
-            if shut is not None and not (self._ready(shut) and now_ms >= shut.until_ms(opening)):
-                return lack
-        return None
-
-    def _shut_off(self, lack: Lack, opening: Opening, now_ms: float) -> None:
-        """Let nobody else try it before something has changed there."""
-        known = self._shut.get(lack)
-        pause_ms = _PAUSE_MS if known is None else min(2 * known.pause_ms, _LONGEST_PAUSE_MS)
-        news = lack.name in opening.stirred if known is None else known.news
-        self._shut[lack] = _Shut(now_ms, pause_ms, self._refused, news)
-
-    @staticmethod
-    def _ready(shut: _Shut) -> bool:
-        """Whether one open may find out if there is room again."""
-        return shut.news and shut.probe is None
-
-    def _forget_probe(self, opening: Opening, failed_on: Lack | None = None) -> None:
-        for lack, shut in self._shut.items():
-            if shut.probe is opening:
-                shut.probe, shut.news = None, shut.news or lack != failed_on
+        shut = self._shortages
+        keeps_out = (o for o in opening.stages() if shut.keeps_out(o, opening.returning, now_ms))
+        return next(keeps_out, None)
 
     # Refusing
 
     def _remove(self, opening: Opening) -> None:
         self._openings.remove(opening)
-        self._forget_probe(opening)
+        if opening.attempt is not None:
+            self._shortages.give_up(opening.attempt)
 
     def _refuse(self, opening: Opening, now_ms: float, error: AntiphonError | None = None) -> None:
         """Refuse it, for the `error` that it has just met or for what stands in its way."""
@@ -418,8 +294,8 @@ class Openings:
         full = self._admission.lacking(pipeline, opening.tenant)
         if lack.kind != "stage" and full is not None:
             return CapacityExceeded(full, field="model")
-        if lack.kind == "stage" and lack in self._shut and lack in self._refusals:
-            return _of(lack, self._refusals[lack])
+        if lack.kind == "stage" and (said := self._shortages.said(lack)) is not None:
+            return _of(lack, said)
         if opening.reason is not None:
             return opening.reason
         what = f"stage {lack.name}: what is free" if lack.kind == "stage" else "what is free"
@@ -445,7 +321,7 @@ class Openings:
             mine = sum(known.tenant == tenant and not known.trying for known in others)
             return mine < pipeline.limits.waiting
         places = 0
-        if not any(lack in self._shut for lack in of_stages(pipeline, tenant)):
+        if not any(lack in self._shortages for lack in opening.stages()):
             places = max(0, pipeline.limits.sessions - self._admission.held(pipeline.name))
         ahead = sum(
             not (known.trying or known.evicting)
@@ -461,13 +337,13 @@ class Openings:
         if lack.kind == "tenant":
             capacity = pipeline.limits.sessions_per_tenant
         elif lack.kind == "stage":
-            capacity = self._capacity.get(lack)
+            capacity = self._shortages.capacity(lack)
         if capacity is None:
             return None
         ahead = [
             known
             for known in self._openings
-            if not (known is opening or known.trying or known.evicting) and lack in _needs(known)
+            if not (known is opening or known.trying or known.evicting) and lack in known.needs()
         ]
         returning = [known.pipeline.name for known in ahead if known.returning]
         return Supply(lack, holders, capacity - len(holders), len(ahead), returning)
@@ -482,7 +358,7 @@ class Openings:
 
     def _promise(self, opening: Opening, now_ms: float) -> int | None:
         """In how many ms it would be let in; None where that is not known."""
-        supplies = (self._supply(lack, opening, now_ms) for lack in _needs(opening))
+        supplies = (self._supply(lack, opening, now_ms) for lack in opening.needs())
         known = [supply for supply in supplies if supply is not None]
         number, name = self._next_number(), opening.pipeline.name
         return self._promises.make(known, number, name, opening.tenant, now_ms)
@@ -523,11 +399,6 @@ class Openings:
             return lambda position: None
         each_ms = mean_ms / len(holders)
         return lambda position: ceil(first_ms + (position - 1) * each_ms)
-
-
-def _needs(opening: Opening) -> Iterator[Lack]:
-    """All that it may lack."""
-    return of_all(opening.pipeline, opening.tenant)
 
 
 def _of(lack: Lack, error: AntiphonError) -> AntiphonError:

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gateway.clients import HostedAttachment
 from gateway.surfaces.ahead import AHEAD_MESSAGES
 from protocol.errors import AntiphonError, InvalidRequest, NotFound
-from sessions.openings import Position
+from sessions.opening import Position
 from tests.gateway.native_client import opened, requests
 from tests.gateway.real_host import RealGateway, real_gateway
 from tests.gateway.serving import WAIT_S, Client

@@ -12,7 +12,8 @@ from protocol.errors import (
     TenantShareExceeded,
 )
 from sessions.admission import Admission
-from sessions.openings import Opening, Openings, Position
+from sessions.opening import Opening, Position
+from sessions.openings import Openings
 from sessions.pipeline import Kind, Limits, Pipeline
 
 

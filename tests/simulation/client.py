@@ -12,7 +12,7 @@ from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import ClientSaid, CloseRequested, ToClient
 from sessions.client import Answered, Refused, SessionCreated
 from sessions.lifecycle import CloseReason, State
-from sessions.openings import Opening, Position
+from sessions.opening import Opening, Position
 from tests.simulation.line import Line
 from tests.simulation.view import ClientView
 from tests.simulation.world import World

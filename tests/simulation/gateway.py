@@ -50,7 +50,7 @@ from sessions.chosen_control import controlled
 from sessions.chosen_limits import chosen
 from sessions.directory import Create, Outcome, Record, Remove, Reply, Request
 from sessions.lifecycle import State
-from sessions.openings import Opening
+from sessions.opening import Opening
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 from tests.simulation.process import Process

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sessions.actions import TurnMeasured
     from sessions.duplex.events import ClientOutput, ClientVerb
     from sessions.lifecycle import CloseReason
-    from sessions.openings import Position
+    from sessions.opening import Position
     from tests.simulation.client import Client
     from tests.simulation.deployment import Deployment
     from tests.simulation.engine import EngineSession, EngineTurn

@@ -21,7 +21,7 @@ from gateway.http_errors import error_body
 from gateway.surfaces.while_waiting import while_waiting
 from protocol.errors import AntiphonError
 from protocol.native import QueuedBody, SessionBody
-from sessions.openings import Position
+from sessions.opening import Position
 
 EVENT_STREAM = "text/event-stream"
 

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Send
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.while_waiting import while_waiting
 from protocol.realtime import MAX_EVENT_BYTES
-from sessions.openings import Position
+from sessions.opening import Position
 
 Result = TypeVar("Result")
 

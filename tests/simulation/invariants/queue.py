@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from sessions.lifecycle import CloseReason
-from sessions.openings import AT_ONCE, Position
+from sessions.opening import Position
+from sessions.openings import AT_ONCE
 from tests.simulation.client import Client
 from tests.simulation.gateway import GatewayProcess
 from tests.simulation.process import Process

@@ -213,7 +213,7 @@ MUTATIONS = (
     Mutation(
         "an open that finds no room is tried again at once",
         "sessions/openings.py",
-        "                self._shut_off(lack, opening, now_ms)\n",
+        "                self._shortages.shut(attempt, lack, now_ms)\n",
         "                pass\n",
     ),
     Mutation(
