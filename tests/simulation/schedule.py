@@ -55,6 +55,21 @@ class Schedule:
         for _ in range(self.profile.clients):
             self.world.after(self.world.random.uniform(10, 2_000), self._client)
         self.faults.begin()
+        crowds = random.Random(f"crowds {self.world.seed}")
+        if self.profile.clients > 2 and crowds.random() < 0.25:
+            for _ in range(6):
+                self.world.after(crowds.uniform(1_000, 20_000), self._another_crowd)
+
+    def _another_crowd(self) -> None:
+        """All clients are cut off at once, and while they may still come back as many others come:
+        somebody has to make room, and there is a choice."""
+        if self._ending:
+            return
+        self.world.count("crowds cut off")
+        for client in list(self.clients):
+            if client.line.resumable:
+                client.line.vanish()
+            self.world.after(self.world.random.uniform(50, 3_000), self._client)
 
     def _client(self) -> None:
         if self._ending:
@@ -68,6 +83,8 @@ class Schedule:
 
     def _gone(self, client: Client) -> None:
         self.clients.remove(client)
+        if len(self.clients) >= self.profile.clients:
+            return
         self.world.after(self.world.random.uniform(1, 1_500), self._client)
 
     def end(self) -> None:

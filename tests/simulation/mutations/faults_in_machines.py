@@ -326,7 +326,7 @@ MUTATIONS = (
         "gateway/hosted.py",
         "return min(alone, key=lambda hosted: hosted.session.idle_since_ms",
         "return max(alone, key=lambda hosted: hosted.session.idle_since_ms",
-        seeds="10032:10033",
+        seeds="10187:10190",
     ),
     Mutation(
         "a session with work in flight is evicted",
