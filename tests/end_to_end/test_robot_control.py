@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.robots import free_port
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from protocol.openpi import pack
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
+from tests.ports import free_port
 from training.robots.simulator import Simulation
 from workers.engines.vla.onnx_policy import OnnxOptions, OnnxPolicy
 from workers.engines.vla.stacking import stack
@@ -46,22 +46,13 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A deployment of one policy that counts, with a key."""
     config = tmp_path_factory.mktemp("robots") / "robots.yaml"
     # A gateway that is started again takes the ports that it was told, so it has to be told some.
-    own, gateways = free_ports(2)
+    own, gateways = free_port(), free_port()
     config.write_text(CONFIG.format(key=KEY, port=own))
     environment = {"PYTHONPATH": str(ROOT)}
     with Deployment(
         config, "--port", str(gateways), key=KEY, environment=environment
     ) as deployment:
         yield deployment
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def policy_port(deployment: Deployment) -> int:

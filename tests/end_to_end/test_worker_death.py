@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from tests.end_to_end.conversation import (
     speech,
     transcript_of,
 )
+from tests.ports import free_port
 from tests.test_error_codes import documented
 
 LONG = "Answer in ten long sentences."
@@ -52,12 +52,6 @@ def alone(deployment: Deployment) -> int:
             return await text_tokens(stranger, WHAT)
 
     return asyncio.run(ask())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
