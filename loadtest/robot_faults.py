@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from antiphon.commands.numbers import number, whole
 from loadtest.machine import Disturbance, description
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
@@ -53,6 +54,12 @@ FAULT_S = 2.0
 SECONDS = 10.0
 BIN_S = 0.1
 START_S = 60.0
+ROBOTS = 4
+MARGIN_MS = 50.0
+SESSIONS = 32
+"""As many robots as the gateway serves."""
+OPTIONS = ("robots", "margin_ms", "fault")
+"""Those that only `--faults` has; None where they are not given."""
 OWN_CLIENT = ROOT / "clients" / "python"
 
 CONFIG = """
@@ -66,7 +73,7 @@ pipelines:
     outputs: {{actions: act}}
     durability: turn
     control: {{rate_hz: 20, deadline_ms: {deadline_ms}, safe_action: hold}}
-    limits: {{sessions: 32}}
+    limits: {{sessions: {sessions}}}
 """
 
 
@@ -332,21 +339,28 @@ def _deployment() -> Iterator[tuple[Deployment, int]]:
     port, own = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="antiphon-faults-") as folder:
         config = Path(folder) / "robots.yaml"
-        config.write_text(CONFIG.format(port=port, deadline_ms=DEADLINE_MS))
+        config.write_text(CONFIG.format(port=port, deadline_ms=DEADLINE_MS, sessions=SESSIONS))
         # A gateway that is started again takes the port that it was told.
         with Deployment(config, "--port", str(own)) as deployment:
             yield deployment, port
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, print, judge."""
-    result = measure(options.robots, options.margin_ms, options.fault or list(FAULTS))
+    """Measure, print, judge. 1 on a miss, and where a robot did not get through."""
+    margin_ms = MARGIN_MS if options.margin_ms is None else options.margin_ms
+    try:
+        result = measure(options.robots or ROBOTS, margin_ms, options.fault or list(FAULTS))
+    except RuntimeError as error:
+        print(f"loadtest.robots: {error}", file=sys.stderr)
+        return 1
     print(json.dumps(result, indent=2))
     return 1 if result["missed"] else 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `--faults`."""
-    parser.add_argument("--robots", type=int, default=4)
-    parser.add_argument("--margin-ms", type=float, default=50.0)
+    parser.add_argument("--robots", type=whole(1, SESSIONS), help=f"default: {ROBOTS}")
+    parser.add_argument(
+        "--margin-ms", type=number(0.0, 60_000.0, least=True), help=f"default: {MARGIN_MS:g}"
+    )
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this one")

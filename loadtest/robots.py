@@ -38,11 +38,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from antiphon.commands.numbers import whole
 from loadtest import robot_faults
 from loadtest.machine import Disturbance, description
 from tests.deployment import Deployment
 from tests.official_client.environment import ROOT, openpi_python
 
+STEPS = 400
+ROUNDS = 5
 ROBOTS = 10
 SHARED_MS = 30
 WARM = 20
@@ -100,17 +103,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "loadtest.robots", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=400, help="of `null`, in each round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument(
+        "--steps", type=whole(1, 1_000_000), help=f"of `null`, in each round (default: {STEPS})"
+    )
+    parser.add_argument("--rounds", type=whole(1, 1_000), help=f"default: {ROUNDS}")
+    parser.add_argument("--check", action="store_true", default=None)
     parser.add_argument("--faults", action="store_true", help="what robots see of faults instead")
     robot_faults.add_arguments(parser)
     options = parser.parse_args(arguments)
+    for name in ("steps", "rounds", "check") if options.faults else robot_faults.OPTIONS:
+        if getattr(options, name) is not None:
+            with_or_without = "does not go" if options.faults else "goes"
+            parser.error(f"argument --{name.replace('_', '-')}: {with_or_without} with --faults")
+    try:
+        openpi_python()
+    except AssertionError as error:
+        parser.error(str(error))
     if options.faults:
         return robot_faults.main(options)
     disturbance = Disturbance()
-    null = measure(0, 1, options.steps, options.rounds)
-    shared = measure(SHARED_MS, ROBOTS, SHARED_STEPS, options.rounds)
+    rounds = options.rounds or ROUNDS
+    null = measure(0, 1, options.steps or STEPS, rounds)
+    shared = measure(SHARED_MS, ROBOTS, SHARED_STEPS, rounds)
     bound_ms = null["bound"]["p50_ms"]
     missed = [
         name

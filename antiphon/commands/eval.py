@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from antiphon.commands.address import add_url
 from antiphon.commands.admin_api import print_table
+from antiphon.commands.numbers import listed, name, number, one_of, whole
+from antiphon.evaluation.errors import EvaluationFailed
 from antiphon.evaluation.evaluation import Evaluation
+from antiphon.evaluation.gateway import check_address
+from antiphon.evaluation.places import to_read, to_run, to_write, to_write_in
 from antiphon.evaluation.plan import CONTROLS, IMAGES, Condition, Order, conditions
 from antiphon.evaluation.plots import write_plots
 from antiphon.evaluation.report import as_json, as_table
@@ -25,8 +29,10 @@ from protocol.exit_status import ExitStatus
 PYTHON = Path(".venv-openpi/bin/python")
 FIRST_SEED = 1_000_000
 """Far from where trainings begin to count."""
-
-Value = TypeVar("Value")
+CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+KEY = re.compile(r"[\x21-\x7e]*")
+MAX_ACTIONS = 10_000
+"""No chunk has more."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,20 +66,24 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
         default=PYTHON,
         help=f"Python of the robots' environment (default: {PYTHON})",
     )
-    parser.add_argument("--tasks", type=_list(str), help="a,b,c (default: all of the simulation)")
+    parser.add_argument("--tasks", type=listed(name), help="a,b,c (default: all of the simulation)")
     parser.add_argument(
-        "--episodes", type=_whole(1), default=20, metavar="N", help="of each task (default: 20)"
+        "--episodes",
+        type=whole(1, 1_000_000),
+        default=20,
+        metavar="N",
+        help="of each task (default: 20)",
     )
     parser.add_argument(
         "--seed",
-        type=_whole(0),
+        type=whole(0, 2**63 - 1),
         default=FIRST_SEED,
         metavar="N",
         help=f"seed of the first episode; the others count on from it (default: {FIRST_SEED})",
     )
     parser.add_argument(
         "--slow-motion",
-        type=_number(0.0, 1.0),
+        type=number(0.0, 1.0),
         default=1.0,
         metavar="F",
         help="seconds of the world in one second of the wall clock (default: 1)",
@@ -81,14 +91,16 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
     swept = parser.add_argument_group("conditions (lists)")
     swept.add_argument(
         "--control",
-        type=_list(_control),
+        type=listed(_control),
         default=CONTROLS[:1],
         metavar="WAY[:N]",
         help=f"{', '.join(CONTROLS)}; with N that many actions of each chunk are played "
         "(default: one in synchronous control, else all)",
     )
-    swept.add_argument("--robots", type=_list(_whole(1)), default=(1,), help="how many at once")
-    milliseconds = _list(_number(0.0, 60_000.0, least=True))
+    swept.add_argument(
+        "--robots", type=listed(whole(1, 256)), default=(1,), help="how many at once"
+    )
+    milliseconds = listed(number(0.0, 60_000.0, least=True))
     swept.add_argument(
         "--latency", type=milliseconds, default=(0.0,), metavar="MS", help="there and back, in all"
     )
@@ -97,21 +109,21 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
     )
     swept.add_argument(
         "--loss",
-        type=_list(_number(0.0, 1.0, least=True)),
+        type=listed(number(0.0, 1.0, least=True)),
         default=(0.0,),
         metavar="P",
         help="probability that a message is lost, and sent again",
     )
     swept.add_argument(
         "--images",
-        type=_list(_one_of(IMAGES)),
+        type=listed(one_of(IMAGES)),
         default=IMAGES[:1],
         help="seen (default), blank, or frozen at an episode's first",
     )
     control = parser.add_argument_group("how chunks are played")
     control.add_argument(
         "--ask-ahead",
-        type=_whole(0),
+        type=whole(0, MAX_ACTIONS),
         metavar="N",
         help="ask for the next chunk when so many actions are left "
         "(default: 1 in chunked control, half of a chunk in real-time chunking)",
@@ -124,7 +136,7 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
     )
     control.add_argument(
         "--loss-ms",
-        type=_number(0.0, 60_000.0, least=True),
+        type=number(0.0, 60_000.0, least=True),
         default=200.0,
         metavar="MS",
         help="how much later what was lost arrives (default: 200, the least time after which "
@@ -132,7 +144,7 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
     )
     control.add_argument(
         "--timeout-s",
-        type=_number(0.0, 86_400.0),
+        type=number(0.0, 86_400.0),
         default=60.0,
         metavar="N",
         help="longest wait for an answer (default: 60)",
@@ -149,7 +161,8 @@ def add_robots_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate. 0: all was played, and what was measured holds together; 1: not.
 
-    Raises InvalidRequest for what cannot be played.
+    Raises InvalidRequest for what cannot be played, before anything is, and EvaluationFailed for
+    a report that cannot be written.
     """
     order = _order(arguments)
     wanted = conditions(
@@ -160,38 +173,50 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.loss,
         arguments.images,
     )
-    if order.record is not None:
-        if len(wanted) > 1:
-            raise InvalidRequest("--record is for one condition", field="record")
-        order.record.mkdir(parents=True, exist_ok=True)
-    for folder in (arguments.plots, arguments.out and arguments.out.parent):
-        # It would be a pity to find out afterwards.
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+    if order.record is not None and len(wanted) > 1:
+        raise InvalidRequest("--record is for one condition", field="record")
+    # It would be a pity to find out afterwards.
+    for option in ("record", "plots"):
+        if (folder := getattr(arguments, option)) is not None:
+            to_write_in(folder, option)
+    if arguments.out is not None:
+        to_write(arguments.out, "out")
     evaluation = Evaluation(order)
     disturbance = Disturbance()
     asyncio.run(evaluation.run(wanted, _Progress(wanted)))
     report = as_json(evaluation, disturbance)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.plots is not None:
-        write_plots(evaluation.results, arguments.plots)
     if arguments.json:
         print(json.dumps(report, indent=1))
     elif evaluation.results:
         print_table(as_table(evaluation))
     for fault in evaluation.faults:
         print(f"antiphon eval: {fault}", file=sys.stderr)
+    try:
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.plots is not None:
+            write_plots(evaluation.results, arguments.plots)
+    except OSError as error:
+        raise EvaluationFailed(f"what was measured cannot be written: {error}") from None
     return ExitStatus.FAILED if evaluation.faults else ExitStatus.OK
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    if not arguments.python.exists():
+    to_run(
+        arguments.python,
+        "python",
+        "the robots need an environment of their own, with openpi-client and the simulation "
+        "(docs/evaluating-robots.md)",
+    )
+    if arguments.recorded is not None:
+        to_read(arguments.recorded, "recorded")
+    if arguments.simulation is not None and not CLASS.fullmatch(arguments.simulation):
         raise InvalidRequest(
-            f"{arguments.python} is missing: the robots need an environment of their own, with "
-            "openpi-client and the simulation (docs/evaluating-robots.md)",
-            field="python",
+            f"--simulation is MODULE:CLASS, not {arguments.simulation!r}", field="simulation"
         )
+    check_address(arguments.url)
+    if arguments.key is not None and not KEY.fullmatch(arguments.key):
+        raise InvalidRequest("--key has to be visible ASCII, to be sent", field="key")
     return Order(
         url=arguments.url,
         pipeline=arguments.pipeline,
@@ -227,43 +252,7 @@ class _Progress:
             print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
 
 
-def _list(kind: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
-    return lambda text: tuple(kind(word.strip()) for word in text.split(","))
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be {least} or more")
-        return value
-
-    return whole
-
-
-def _number(low: float, high: float, *, least: bool = False) -> Callable[[str], float]:
-    """A number up to `high` and above `low`, or also `low` itself if that is the `least`."""
-
-    def number(text: str) -> float:
-        value = float(text)
-        if not (low <= value <= high) or (value == low and not least) or math.isnan(value):
-            words = "from" if least else "above"
-            raise argparse.ArgumentTypeError(f"must be {words} {low:g} to {high:g}")
-        return value
-
-    return number
-
-
 def _control(text: str) -> str:
     way, colon, actions = text.partition(":")
-    _one_of(CONTROLS)(way)
-    return f"{way}:{_whole(1)(actions)}" if colon else way
-
-
-def _one_of(names: Sequence[str]) -> Callable[[str], str]:
-    def one(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
-        return text
-
-    return one
+    one_of(CONTROLS)(way)
+    return f"{way}:{whole(1, MAX_ACTIONS)(actions)}" if colon else way

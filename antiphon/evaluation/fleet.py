@@ -128,12 +128,16 @@ class _Robot:
     async def _read(self, expected: str) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        try:
+            line = await self._process.stdout.readline()
+            said: dict[str, Any] = json.loads(line) if line else {}
+            event = said.pop("event", None)
+        except (ValueError, AttributeError):
+            # A library that writes past `sys.stdout`, or a line above LINE_BYTES.
+            raise EvaluationFailed(f"robot {self._index} said what it should not") from None
         if not line:
             status = await self._process.wait()
             raise EvaluationFailed(f"robot {self._index} ended with status {status}")
-        said: dict[str, Any] = json.loads(line)
-        event = said.pop("event")
         if event == "refused":
             raise InvalidRequest(f"robot {self._index}: {said['message']}")
         if event == "failed":

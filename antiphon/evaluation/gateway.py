@@ -12,12 +12,22 @@ from protocol.errors import InvalidRequest
 TIMEOUT_S = 10.0
 
 
+def check_address(url: str) -> None:
+    """Raise InvalidRequest for what is no address of a gateway."""
+    try:
+        parsed = httpx.URL(_with_scheme(url))
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"--url {url!r} is no address: {error}", field="url") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidRequest(f"--url is like http://HOST:PORT, not {url!r}", field="url")
+
+
 def completed_turns(url: str, pipeline: str) -> int:
     """How many turns of the pipeline have been completed: for robots, chunks.
 
     Raises EvaluationFailed without an answer, InvalidRequest if there is no such pipeline.
     """
-    address = f"{url if '://' in url else f'http://{url}'}".rstrip("/") + "/metrics"
+    address = f"{_with_scheme(url).rstrip('/')}/metrics"
     try:
         proxied = not is_loopback(httpx.URL(address).host)
         answer = httpx.get(address, timeout=TIMEOUT_S, trust_env=proxied).raise_for_status()
@@ -38,3 +48,7 @@ def completed_turns(url: str, pipeline: str) -> int:
         known = ", ".join(sorted(pipelines)) or "none"
         raise InvalidRequest(f"{url} has no pipeline {pipeline}; it has {known}", field="pipeline")
     return completed
+
+
+def _with_scheme(url: str) -> str:
+    return url if "://" in url else f"http://{url}"

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.errors import CapacityExceeded
 from sessions.openings import AT_ONCE
+from sessions.pipeline import Pipeline
 from sessions.promises import KEPT_MS, PATIENCE_MS
 from tests.sessions.asking import Asker, Gateway, pipeline, seen
 
@@ -321,15 +322,18 @@ def clients_keep_to_it(it: Gateway, length_ms: float) -> None:
     it.now_ms = 0.0
 
 
-def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
+def taken(length_ms: float = 10_000.0, waiting: int = 0) -> tuple[Gateway, Pipeline]:
+    """A gateway whose clients keep to what they are told, and whose only place "a" has."""
     it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
+    clients_keep_to_it(it, length_ms)
+    voice = pipeline(sessions=1, waiting=waiting)
     it.ask("a", voice)
-    error = it.ask("b", voice).error
-    assert error is not None
-    due_ms = error.retry_after_ms
-    assert due_ms is not None
+    return it, voice
+
+
+def test_a_promised_place_is_not_given_to_who_comes_before() -> None:
+    it, voice = taken()
+    due_ms = told_ms(it.ask("b", voice))
     it.now_ms = 9_990.0
     it.ends("a")
     early = it.ask("c", voice)
@@ -358,23 +362,15 @@ def test_where_clients_do_not_come_back_when_they_were_told_nothing_is_kept_for_
 
 
 def test_a_promise_that_nobody_comes_for_binds_nobody() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
-    error = it.ask("b", voice).error
-    assert error is not None
-    assert error.retry_after_ms is not None
+    it, voice = taken()
+    due_ms = told_ms(it.ask("b", voice))
     it.ends("a")
-    it.now_ms = error.retry_after_ms + KEPT_MS
+    it.now_ms = due_ms + KEPT_MS
     assert it.ask("c", voice).open
 
 
 def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 1_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken(1_000.0)
     it.ask("b", voice)  # Promised for 1,000 ms.
     it.ends("a")
     seen(it, *[100.0] * 128)
@@ -382,10 +378,7 @@ def test_a_promise_far_off_keeps_no_place_empty_that_is_free_again_by_then() -> 
 
 
 def test_who_waits_is_not_put_behind_a_promise_that_came_later() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1, waiting=1)
-    it.ask("a", voice)
+    it, voice = taken(waiting=1)
     waits = it.ask("b", voice)
     assert it.ask("c", voice).refused == "capacity_exceeded"
     it.ends("a")
@@ -393,10 +386,7 @@ def test_who_waits_is_not_put_behind_a_promise_that_came_later() -> None:
 
 
 def test_who_comes_when_it_was_told_to_waits_a_moment_for_the_next_place() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken()
     it.now_ms = told_ms(it.ask("b", voice))
     waits = it.ask("b again", voice)
     assert waits.error is None
@@ -407,10 +397,7 @@ def test_who_comes_when_it_was_told_to_waits_a_moment_for_the_next_place() -> No
 
 
 def test_it_is_refused_when_that_takes_longer_and_the_next_is_told_a_later_time() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken()
     it.now_ms = told_ms(it.ask("b", voice))
     waits = it.ask("b again", voice)
     it.waits_until(it.now_ms + PATIENCE_MS)
@@ -438,10 +425,7 @@ def test_who_comes_when_it_was_told_to_stands_before_who_came_since() -> None:
 
 
 def test_who_finds_that_somebody_else_came_for_its_promise_stands_there_all_the_same() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken()
     it.now_ms = told_ms(it.ask("b", voice))
     it.ends("a")
     assert it.ask("another", voice).open
@@ -453,10 +437,7 @@ def test_who_finds_that_somebody_else_came_for_its_promise_stands_there_all_the_
 
 
 def test_a_promise_is_taken_up_by_nobody_of_another_tenant() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken()
     it.now_ms = told_ms(it.ask("b", voice, "one"))
     it.ends("a")
     assert it.ask("c", voice, "two").refused == "capacity_exceeded"
@@ -563,10 +544,7 @@ def test_where_others_wait_for_what_it_needs_it_is_full() -> None:
 
 
 def test_where_what_is_free_is_promised_it_is_full() -> None:
-    it = Gateway()
-    clients_keep_to_it(it, 10_000.0)
-    voice = pipeline(sessions=1)
-    it.ask("a", voice)
+    it, voice = taken()
     it.now_ms = told_ms(it.ask("b", voice)) - 10.0
     it.ends("a")
     assert it.openings.full(voice, it.now_ms)

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
-
-from training.worlds import evaluate, train  # noqa: E402
-from training.worlds.train import HELD_OUT, sequences  # noqa: E402
+from training.worlds import evaluate, train
+from training.worlds.train import HELD_OUT, sequences
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

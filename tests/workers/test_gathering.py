@@ -67,11 +67,17 @@ def loop(gathering: Gathering[None], robots: str, at_ms: float, back_ms: float) 
         gathering.add(waiting(at_ms + back_ms, session=robot))
 
 
-def test_who_always_comes_back_at_once_is_waited_for() -> None:
+def of_punctual(robots: str) -> Gathering[None]:
+    """`robots` came back at once after their last call; another has answered them at 200."""
     gathering = Gathering[None](window_ms=5, batch=8)
-    loop(gathering, "ab", 100, back_ms=12)
+    loop(gathering, robots, 100, back_ms=12)
     gathering.take()
-    gathering.answered("ab", infer_ms=30, now_ms=200)
+    gathering.answered(robots, infer_ms=30, now_ms=200)
+    return gathering
+
+
+def test_who_always_comes_back_at_once_is_waited_for() -> None:
+    gathering = of_punctual("ab")
     gathering.add(waiting(180, session="c"))
     assert gathering.due_ms(9) == 230
     gathering.add(waiting(220, session="a"))
@@ -92,10 +98,7 @@ def test_who_came_late_is_not_waited_for() -> None:
 
 
 def test_who_has_gone_is_not_waited_for() -> None:
-    gathering = Gathering[None](window_ms=5, batch=8)
-    loop(gathering, "a", 100, back_ms=12)
-    gathering.take()
-    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering = of_punctual("a")
     gathering.add(waiting(190, session="c"))
     assert gathering.due_ms(9) == 230
     gathering.forget("a")
@@ -103,19 +106,13 @@ def test_who_has_gone_is_not_waited_for() -> None:
 
 
 def test_who_stays_away_is_waited_for_once() -> None:
-    gathering = Gathering[None](window_ms=5, batch=8)
-    loop(gathering, "a", 100, back_ms=12)
-    gathering.take()
-    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering = of_punctual("a")
     gathering.add(waiting(240, session="c"))
     assert gathering.due_ms(9) == 245
 
 
 def test_a_deadline_that_can_be_met_ends_the_waiting() -> None:
-    gathering = Gathering[None](window_ms=5, batch=8)
-    loop(gathering, "a", 100, back_ms=12)
-    gathering.take()
-    gathering.answered("a", infer_ms=30, now_ms=200)
+    gathering = of_punctual("a")
     gathering.add(waiting(201, within_ms=50, session="c"))
     assert gathering.due_ms(9) == 221
     gathering.add(waiting(202, within_ms=10, session="d"))

@@ -49,26 +49,33 @@ class Robot:
         self._network = Network(**plan["network"])
         self._period_s = 1.0 / (self._world.rate_hz * plan["slow_motion"])
         self._recording: Recording | None = None
+        self._max_steps = self._see_all()
+        if plan["record"] is not None:
+            self._recording = Recording(plan["record"], self._world.rate_hz, self._max_steps)
+
+    def _see_all(self) -> int:
+        """Make all worlds, and see each once; how many steps the longest has. Raises ValueError
+        for what is no simulation."""
+        try:
+            worlds = [self._world.at(task, self._plan["seed"]) for task in self._world.tasks]
+            for world in worlds:
+                world.observe()
+            return max(world.max_steps for world in worlds)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self._plan['simulation']} cannot be played: {problem}") from error
 
     def warm(self) -> dict[str, Any]:
-        """Make all worlds, see each once, connect once; what the policy says of itself, and the
-        simulation."""
-        tasks = self._world.tasks
-        worlds = [self._world.at(task, self._plan["seed"]) for task in tasks]
-        for world in worlds:
-            world.observe()
-        max_steps = max(world.max_steps for world in worlds)
-        if self._plan["record"] is not None:
-            self._recording = Recording(self._plan["record"], self._world.rate_hz, max_steps)
+        """Connect once; what the policy says of itself, and the simulation."""
         asking = self._connect(0)
         asking.finish()
         training = self._world.training_seeds
         return {
             "metadata": asking.metadata,
-            "tasks": tasks,
+            "tasks": self._world.tasks,
             "training_seeds": [training.start, training.stop],
             "rate_hz": self._world.rate_hz,
-            "max_steps": max_steps,
+            "max_steps": self._max_steps,
         }
 
     def play(self, task: str, seed: int) -> dict[str, Any]:
@@ -205,7 +212,7 @@ def main(commands: TextIO, say: TextIO) -> int:
         try:
             robot = Robot(plan)
         except (ImportError, OSError, ValueError) as error:
-            tell("refused", message=str(error))
+            tell("refused", message=" ".join(str(error).split()))
             return 1
         tell("ready", **robot.warm())
         for task, seed in json.loads(commands.readline() or "[]"):

@@ -8,6 +8,7 @@ seed, step, observation, actions}`.
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,9 @@ Action = npt.NDArray[Any]
 RECORDED = "recorded"
 KEPT = 64
 """Observations of a recording that are replayed: the first ones, over and over."""
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Of a recording: an observation has at most 16 MiB."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -62,6 +66,8 @@ class World:
     def __init__(self, make: Callable[[str, int], Simulation], about: Any) -> None:
         self.tasks = list(about.tasks)
         self.rate_hz = float(about.rate_hz)
+        if not self.tasks or not 0 < self.rate_hz < math.inf:
+            raise ValueError("it needs tasks, and a rate_hz above 0")
         self.training_seeds: range = getattr(about, "training_seeds", range(0))
         self._make = make
         self._made: dict[str, Simulation] = {}
@@ -76,28 +82,40 @@ class World:
 
 
 def simulated(name: str) -> World:
-    """The simulation `MODULE:CLASS`, also from the working directory. Raises ImportError."""
+    """The simulation `MODULE:CLASS`, also from the working directory. Raises ImportError, and
+    ValueError for what is no simulation."""
     module, _, attribute = name.partition(":")
     sys.path.append("")
     try:
         kind = getattr(importlib.import_module(module), attribute)
-    except AttributeError as error:
+    except (ImportError, AttributeError) as error:
         raise ImportError(str(error)) from None
-    return World(kind, kind)
+    except Exception as error:  # Whatever a module does when it is loaded.
+        raise ImportError(f"{module}: {type(error).__name__}: {error}") from error
+    try:
+        return World(kind, kind)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} is no simulation: {error}") from None
 
 
 def replayed(path: str) -> World:
     """What was recorded in a file. Raises OSError, and ValueError for what is no recording."""
     with open(path, "rb") as file:
         messages = read(file)
-        about = next(messages, None)
-        if about is None or "rate_hz" not in about:
-            raise ValueError(f"{path} is no recording")
-        chunks = [chunk for chunk, _ in zip(messages, range(KEPT), strict=False)]
-    if not chunks:
-        raise ValueError(f"{path} has no observations")
-    replay = Replay(about, chunks)
-    return World(lambda task, seed: replay, replay)
+        try:
+            about = next(messages, None)
+            if about is None or "rate_hz" not in about:
+                raise ValueError(f"{path} is no recording")
+            chunks = [chunk for chunk, _ in zip(messages, range(KEPT), strict=False)]
+            if not chunks:
+                raise ValueError(f"{path} has no observations")
+            replay = Replay(about, chunks)
+            return World(lambda task, seed: replay, replay)
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # Whatever msgpack makes of other bytes.
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} is no recording: {problem}") from None
 
 
 class Replay:
@@ -153,6 +171,8 @@ def read(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """The messages of a recording."""
     while head := file.read(_LENGTH.size):
         (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes in a recording")
         yield msgpack_numpy.unpackb(file.read(length))
 
 

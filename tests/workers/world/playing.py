@@ -7,15 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
 from protocol.arrays import array_payload
 from protocol.payloads import Payload, PayloadType
 from workers.engine import Turn, TurnResult
 from workers.engines.world import WorldEngine, WorldOptions
-
-pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
-
 from workers.engines.world.session import WorldSession
 
 SIZE = 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import pydantic
 import pytest
+import torch
 
 from protocol.device_bytes import HOST
 from protocol.errors import CapacityExceeded, InvalidRequest, ModelFileError, SessionStateLost
@@ -18,8 +19,6 @@ from tests.workers.world.playing import SIZE, actions, keys, loaded, opened, pla
 from workers.engine import TurnResult
 from workers.engines.world import WorldEngine, WorldOptions
 from workers.engines.world.session import WorldSession
-
-torch = pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
 
 START_BYTES = SIZE * SIZE * 3
 

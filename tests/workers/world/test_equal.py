@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.workers.world.playing import SIZE, actions, keys, loaded, opened, play, step
-
-torch = pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
-
-from workers.engines.world.denoiser import Past  # noqa: E402
-from workers.engines.world.model import Denoising, Model, picture  # noqa: E402
-from workers.engines.world.sampler import euler_step, first_noise, noise_levels  # noqa: E402
+from workers.engines.world.denoiser import Past
+from workers.engines.world.model import Denoising, Model, picture
+from workers.engines.world.sampler import euler_step, first_noise, noise_levels
 
 LONG = 14
 """Frames of a rollout whose first have left the window, whatever the size of a block."""
