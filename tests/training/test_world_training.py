@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from training.worlds import evaluate, train
 from training.worlds.train import HELD_OUT, sequences
@@ -28,7 +29,10 @@ def test_twenty_steps_lower_the_loss_and_the_engine_plays_what_came_of_it(
     measured = json.loads((folder / "measures.json").read_text())
     assert (measured["worlds"], measured["frames"]) == (2, 10)
     assert measured["calls_per_frame"] == 1
-    assert (folder / "strip.png").read_bytes().startswith(b"\x89PNG")
+    with Image.open(folder / "strip.png") as picture:
+        assert picture.size == (2 * 3 * 64, 2 * (4 * 64 + 4))
+    with Image.open(folder / "video.webp") as video:
+        assert getattr(video, "n_frames", 1) == 11
 
 
 def test_a_sequence_is_a_sink_and_frames_that_follow_each_other() -> None:

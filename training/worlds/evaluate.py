@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,17 +20,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from protocol.arrays import array_of, array_payload
 from protocol.payloads import Payload, PayloadType
 from training.worlds import arena
-from training.worlds.pictures import strip, write_png
+from training.worlds.pictures import strip, write_picture, write_video
 from training.worlds.recovery import recovered
 from training.worlds.train import HELD_OUT
 from workers.engine import EngineSession, Turn
 from workers.engines.world import WorldEngine, WorldOptions
+from workers.engines.world.weights import load_world, save_world
 
 CHUNK = 8
+FILMED, RATE_HZ = 100, 10.0
+"""Frames of the video, and how fast it is shown."""
 SHORT = 16
 """Frames over which pixels are held against the true ones."""
 
@@ -109,11 +114,11 @@ def measures(rollouts: Rollouts, seed: int) -> dict[str, float]:
     return measured
 
 
-async def evaluate(options: argparse.Namespace) -> dict[str, float]:
+async def evaluate(options: argparse.Namespace, weights: Path) -> dict[str, float]:
     """All of it."""
     engine = WorldEngine.create(
         WorldOptions(
-            weights=options.weights,
+            weights=weights,
             batch=options.worlds,
             blocks=32 * options.worlds,
             steps=options.steps,
@@ -131,9 +136,21 @@ async def evaluate(options: argparse.Namespace) -> dict[str, float]:
     measured["frames_per_second"] = engine.counted["frames"] / seconds
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        write_png(options.out / "strip.png", strip(rollouts.true[:4], rollouts.made[:4]))
+        true, made = rollouts.true, rollouts.made
+        write_picture(options.out / "strip.png", strip(true[:4], made[:4]))
+        shown = slice(0, FILMED)
+        write_video(options.out / "video.webp", true[:4, shown], made[:4, shown], rate_hz=RATE_HZ)
         (options.out / "measures.json").write_text(json.dumps(measured, indent=2) + "\n")
     return measured
+
+
+def zeroed(weights: Path, target: Path) -> None:
+    """Write the same world with all of its weights set to zero: what draws is the weights."""
+    world = load_world(weights)
+    with torch.no_grad():
+        for value in world.denoiser.parameters():
+            value.zero_()
+    save_world(target, world, {"zeroed": str(weights)})
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -145,8 +162,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--frames", type=int, default=600)
     parser.add_argument("--steps", type=int, default=2, help="denoising steps of a frame")
     parser.add_argument("--seed", type=int, default=0)
-    for name, value in asyncio.run(evaluate(parser.parse_args(arguments))).items():
-        print(f"{name} {value:.4g}")
+    parser.add_argument("--zeroed", action="store_true", help="with all weights set to zero")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="antiphon-world-") as folder:
+        weights: Path = options.weights
+        if options.zeroed:
+            weights = Path(folder) / weights.name
+            zeroed(options.weights, weights)
+        for name, value in asyncio.run(evaluate(options, weights)).items():
+            print(f"{name} {value:.4g}")
 
 
 if __name__ == "__main__":

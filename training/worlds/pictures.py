@@ -1,16 +1,17 @@
-"""Pictures of rollouts, as PNG files."""
+"""Pictures of rollouts, still and moving."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from training.worlds.arena import Bytes
 
 GAP = 4
+LARGER = 2
+"""Times that a pixel is repeated each way."""
 
 
 def strip(true: Bytes, made: Bytes, *, columns: int = 10, every: int = 4) -> Bytes:
@@ -22,17 +23,31 @@ def strip(true: Bytes, made: Bytes, *, columns: int = 10, every: int = 4) -> Byt
             chosen = frames[: columns * every : every]
             rows.append(np.concatenate(list(chosen), axis=1))
         rows.append(np.full((GAP, *rows[-1].shape[1:]), 255, np.uint8))
-    return np.concatenate(rows[:-1], axis=0).repeat(2, 0).repeat(2, 1)
+    return _larger(np.concatenate(rows[:-1], axis=0))
 
 
-def write_png(path: Path, picture: Bytes) -> None:
-    """Write a picture of (height, width, 3)."""
-    height, width, _ = picture.shape
-    lines = b"".join(b"\0" + row.tobytes() for row in picture)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
+def write_picture(path: Path, picture: Bytes) -> None:
+    """Write a picture of (height, width, 3); the ending of its name says in which format."""
+    Image.fromarray(picture).save(path, optimize=True)
+
+
+def write_video(path: Path, true: Bytes, made: Bytes, *, rate_hz: float) -> None:
+    """Write rollouts (worlds, frames, height, width, 3) beside each other, true above generated,
+    as an animated WebP without loss."""
+    above, below = (np.concatenate(list(each), axis=2) for each in (true, made))
+    gap = np.full_like(above[:, :GAP], 255)
+    pictures = np.concatenate([above, gap, below], axis=1)
+    first, *others = (Image.fromarray(_larger(picture)) for picture in pictures)
+    first.save(
+        path,
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / rate_hz),
+        loop=0,
+        lossless=True,
+        quality=100,
     )
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+def _larger(picture: Bytes) -> Bytes:
+    return picture.repeat(LARGER, 0).repeat(LARGER, 1)
