@@ -24,8 +24,9 @@ import pydantic
 from protocol.arrays import array_of, array_payload
 from protocol.device_bytes import HOST
 from protocol.errors import CapacityExceeded, InvalidRequest, SessionStateLost
-from protocol.messages import RESET
+from protocol.messages import CHECKPOINT, RESET, REWIND
 from protocol.payloads import Payload, PayloadType
+from sessions.steps.refusals import no_checkpoint
 from workers.engine import EmitEvent, Engine, EngineSession, ParkableSession, Turn, TurnResult
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
@@ -33,7 +34,10 @@ from workers.to_the_end import to_the_end
 T = TypeVar("T", bound=msgspec.Struct)
 
 _HEAD = struct.Struct("<Q32s")
-"""In a snapshot, before the blob: the steps done and the checksum."""
+"""In a snapshot, before the blob and once more for each checkpoint: the steps done and the
+checksum."""
+KEPT = 2
+"""Checkpoints of a session."""
 
 
 class StepOptions(pydantic.BaseModel):
@@ -72,6 +76,12 @@ class ResetArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
 
 
+class RewindArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step whose state is gone back to."""
+
+    step: int
+
+
 @dataclass(frozen=True)
 class StepState:
     """A session's state. `blob` repeats the checksum, so that half a state shows."""
@@ -79,6 +89,10 @@ class StepState:
     steps: int
     checksum: bytes
     blob: memoryview
+
+
+Checkpoints = dict[int, bytes]
+"""The checksums after the steps whose states are kept."""
 
 
 class SyntheticStep(Engine):
@@ -126,7 +140,7 @@ class SyntheticStep(Engine):
         """
         restored = self._admit(settings)
         try:
-            restored.resume(await asyncio.to_thread(_read_state, path, self.options.state_bytes))
+            restored.resume(*await asyncio.to_thread(_read_state, path, self.options.state_bytes))
         except BaseException:
             restored.close()
             raise
@@ -143,6 +157,7 @@ class _SyntheticLoop(ParkableSession):
         self._engine = engine
         self._seed = seed
         self._state = self._begin(seed)
+        self._checkpoints: Checkpoints = {}
         engine.open_sessions += 1
 
     async def run(self, turn: Turn) -> TurnResult:
@@ -186,32 +201,51 @@ class _SyntheticLoop(ParkableSession):
         return TurnResult({"state_bytes": options.state_bytes}, commit)
 
     def signal(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """`reset`, with a `seed`; `state` tells of it."""
+        """`reset`, with a `seed`; `checkpoint` and `rewind`; `state` tells of it."""
+        state, kept = self._state, self._checkpoints
         match name:
             case "reset":
                 wanted = _arguments(arguments, ResetArguments).seed
                 self._state = self._begin(self._seed if wanted is None else wanted)
+                self._checkpoints = {}
+                return {}
+            case "checkpoint":
+                kept[state.steps] = state.checksum
+                for oldest in sorted(kept)[:-KEPT]:
+                    del kept[oldest]
+                return {"kept": sorted(kept)}
+            case "rewind":
+                step = _arguments(arguments, RewindArguments).step
+                if step not in kept:
+                    raise no_checkpoint(step, sorted(kept))
+                self._state = self._state_of(step, kept[step])
+                self._checkpoints = {one: kept[one] for one in kept if one <= step}
                 return {}
             case "state":
-                return {"steps": self._state.steps, "checksum": self._state.checksum.hex()}
-        raise InvalidRequest(f"{name} is not a signal; there are {RESET} and state")
+                return {"steps": state.steps, "checksum": state.checksum.hex()}
+        known = ", ".join((RESET, CHECKPOINT, REWIND))
+        raise InvalidRequest(f"{name} is not a signal; there are {known} and state")
 
     def measure(self) -> dict[str, int]:
         """The state."""
         return storage_bytes(self._state.blob)
 
     async def snapshot(self, path: Path) -> None:
-        """Write counter, checksum and blob, and a digest of them. Cancelling leaves no file."""
+        """Write counter, checksum and blob, the checkpoints, and a digest of all that.
+
+        Cancelling leaves no file.
+        """
         _create(path)
         try:
-            await to_the_end(asyncio.to_thread(_write_state, path, self._state))
+            kept = dict(self._checkpoints)
+            await to_the_end(asyncio.to_thread(_write_state, path, self._state, kept))
         except BaseException:
             await to_the_end(asyncio.to_thread(path.unlink, missing_ok=True))
             raise
 
-    def resume(self, state: StepState) -> None:
+    def resume(self, state: StepState, checkpoints: Checkpoints) -> None:
         """Go on from `state`, where nothing was done yet."""
-        self._state = state
+        self._state, self._checkpoints = state, checkpoints
 
     def close(self) -> None:
         """The state goes."""
@@ -262,16 +296,18 @@ def _create(path: Path) -> None:
     path.touch(mode=0o600, exist_ok=False)
 
 
-def _write_state(path: Path, state: StepState) -> None:
+def _write_state(path: Path, state: StepState, checkpoints: Checkpoints) -> None:
     head = _HEAD.pack(state.steps, state.checksum)
+    kept = b"".join(_HEAD.pack(step, checksum) for step, checksum in checkpoints.items())
     digest = hashlib.sha256(head)
     digest.update(state.blob)
+    digest.update(kept)
     with path.open("r+b") as file:
-        for part in (digest.digest(), head, state.blob):
+        for part in (digest.digest(), head, state.blob, kept):
             file.write(part)
 
 
-def _read_state(path: Path, state_bytes: int) -> StepState:
+def _read_state(path: Path, state_bytes: int) -> tuple[StepState, Checkpoints]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -279,12 +315,14 @@ def _read_state(path: Path, state_bytes: int) -> StepState:
         raise SessionStateLost(reason) from error
     digest_bytes = hashlib.sha256().digest_size
     body = memoryview(content)[digest_bytes:]
-    if len(body) != _HEAD.size + state_bytes or hashlib.sha256(body).digest() != bytes(
-        content[:digest_bytes]
-    ):
+    own_bytes = _HEAD.size + state_bytes
+    whole = hashlib.sha256(body).digest() == bytes(content[:digest_bytes])
+    kept = body[own_bytes:]
+    if not whole or len(body) < own_bytes or len(kept) % _HEAD.size:
         raise SessionStateLost("the parked state is not whole")
     steps, checksum = _HEAD.unpack_from(body)
-    return StepState(steps, checksum, memoryview(bytes(body[_HEAD.size :])))
+    blob = memoryview(bytes(body[_HEAD.size : own_bytes]))
+    return StepState(steps, checksum, blob), dict(_HEAD.iter_unpack(kept))
 
 
 def _frame(checksum: bytes, extra_bytes: int, **attributes: Any) -> Payload:

@@ -26,6 +26,15 @@ from protocol.errors import ErrorInfo
 RESET = "reset"
 """The signal that begins a session's state anew. When it has succeeded the committed step
 is 0, which its result says as `committed_step`; when it fails all is as it was before."""
+CHECKPOINT = "checkpoint"
+"""The signal that keeps the state of a step loop as it is after the committed step. Its result
+says under `kept` after which steps states are kept: the oldest go where there are too many."""
+REWIND = "rewind"
+"""The signal that goes back to the state kept after step `step`, which stays kept, as if what
+came later never was: neither steps nor checkpoints. Its result says `committed_step`; where
+that state is not kept it fails as `no_checkpoint`, and all is as it was before."""
+RELEASE = "release"
+"""The signal that lets go of the actions which a step loop holds until others come."""
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True):

@@ -48,10 +48,11 @@ class EndedTurns:
         """The turn that is the answer to a committed step."""
         return next((ended for ended in self._turns.values() if ended.step == step), None)
 
-    def begin_anew(self) -> None:
-        """The session's state is as at its open: no turn is the answer to one of its steps."""
+    def go_back(self, step: int) -> None:
+        """The session's state is the one after `step`: no turn is the answer to a later one."""
         for ended in self._turns.values():
-            ended.step = None
+            if ended.step is not None and ended.step > step:
+                ended.step = None
 
     def void_below(self, lane: str, floor: int) -> list[int]:
         """No content of the lane's turns below `floor` is wanted; those that had any."""

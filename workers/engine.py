@@ -115,7 +115,8 @@ class EngineSession(ABC):
 
         Raises protocol.errors.InvalidRequest for a name it does not know. An engine of
         steps knows `protocol.messages.RESET`: the session's state is as at its open, with
-        what `arguments` say; an error leaves it as it was.
+        what `arguments` say; an error leaves it as it was. `CHECKPOINT`, `REWIND` and
+        `RELEASE` are there for engines that can; what they mean is said with their names.
         """
         raise InvalidRequest("this engine takes no signals", code="unsupported")
 

@@ -22,7 +22,10 @@ from protocol.errors import (
     SessionStateLost,
 )
 from protocol.messages import (
+    CHECKPOINT,
+    RELEASE,
     RESET,
+    REWIND,
     Answer,
     Configure,
     Feed,
@@ -72,6 +75,9 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+_CHANGES = frozenset({RESET, CHECKPOINT, REWIND, RELEASE})
+"""The signals after which the state is another one than what is stored of it."""
+
 Declare = Callable[[dict[str, Any]], Mapping[str, int]]
 """The bytes, by device, that a session with these settings may hold at most.
 
@@ -120,7 +126,8 @@ class SessionControl:
     _no_room: OutOfBytes | None = None
     _busy: str | None = None
     _reserving: bool = False
-    _resetting: bool = False
+    _signal: Signal | None = None
+    """The one that the engine carries out."""
     _input: InputOrder = field(default_factory=InputOrder)
     _answers: OrderedDict[str, Answer | None] = field(default_factory=OrderedDict)
     _closers: list[tuple[str, str]] = field(default_factory=list)
@@ -349,11 +356,9 @@ class SessionControl:
             reserved = self.ledger.of(self.session)
             if event.error is None and reserved:
                 result = {**result, "bytes": reserved}
-        if self._resetting and event.error is None:
-            result = {**result, "committed_step": 0}
-            self.turns.begin_anew()
-            self._snapshot_due = True
-        self._resetting = False
+        signal, self._signal = self._signal, None
+        if signal is not None and event.error is None:
+            result = self._signalled(signal, result)
         if opening and event.error is None:
             self._parks = result.get("parks", False)
             self.turns.steps.restore(result.get("committed_step", 0))
@@ -415,7 +420,7 @@ class SessionControl:
             self._close_by_ms if self.state is SessionState.CLOSING else None,
             (self._freeing, self._free_failures, self._free_again_ms),
             tuple(self._closers),
-            (self._busy, self._resetting),
+            (self._busy, self._signal and self._signal.name),
             (self.unsaid, self.gap_since_ms),
             (self.priority, self._parks, self._no_room is not None),
             (self.parking, self._stored, self._kept_ms),
@@ -508,15 +513,25 @@ class SessionControl:
                 self._input.controls += 1
                 if self._reserved(settings, now_ms):
                     self.act(ConfigureSession(self.session, settings))
-            case Signal(command=command, name=name, arguments=arguments):
+            case Signal(command=command, name=name, arguments=arguments) as signal:
                 self._busy = command
-                self._resetting = name == RESET
+                self._signal = signal
                 self._input.controls += 1
                 self.act(SignalSession(self.session, name, arguments))
             case Run() as run:
                 self.turns.start(run, self.epoch, waiting.received_ms, now_ms)
             case Feed() as feed:
                 self.turns.feed(feed, now_ms)
+
+    def _signalled(self, signal: Signal, result: dict[str, Any]) -> dict[str, Any]:
+        """The engine has done it; what is answered."""
+        if signal.name in _CHANGES:
+            self._snapshot_due = True
+        if signal.name not in (RESET, REWIND):
+            return result
+        step = signal.arguments["step"] if signal.name == REWIND else 0
+        self.turns.go_back(step)
+        return {**result, "committed_step": step}
 
     @property
     def _durable(self) -> bool:
@@ -587,8 +602,12 @@ class SessionControl:
 
     def _unusable(self, control: Configure | Signal) -> AntiphonError | None:
         """Why a command cannot act on the state; a reset needs none."""
-        if isinstance(control, Signal) and control.name == RESET:
-            return None
+        match control:
+            case Signal(name=name) if name == RESET:
+                return None
+            case Signal(name=name, arguments=arguments) if name == REWIND:
+                if not isinstance(arguments.get("step"), int):
+                    return InvalidRequest("a rewind names its step", field="rewind.step")
         return self.turns.steps.unusable()
 
     def _drop_waiting(self, turn: int, status: TurnStatus, error: ErrorInfo | None) -> None:

@@ -37,9 +37,9 @@ class StepOrder:
         """The state is the one after `step`."""
         self.committed = step
 
-    def reset(self) -> None:
-        """The state has begun anew."""
-        self.committed = 0
+    def go_back(self, step: int) -> None:
+        """The state is the one after `step` again, and whole."""
+        self.committed = step
         self.lost = False
 
     def unusable(self) -> AntiphonError | None:

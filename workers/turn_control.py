@@ -213,10 +213,10 @@ class TurnControl:
         report = replace(ended.report, turn=run.turn, committed_step=self.steps.committed)
         self._turn_ended(report, run.lane, void=False, step=run.step)
 
-    def begin_anew(self) -> None:
-        """The engine's state is as at its open: no earlier step is one of it."""
-        self.steps.reset()
-        self._ended.begin_anew()
+    def go_back(self, step: int) -> None:
+        """The engine's state is the one after `step`: no later step is one of it."""
+        self.steps.go_back(step)
+        self._ended.go_back(step)
 
     # Floors
 

@@ -38,12 +38,15 @@ from protocol.native.frames import (
 )
 from protocol.native.payloads import NewPayload
 from protocol.native.steps import (
+    Checkpoint,
     EmergencyStop,
     Interrupt,
+    ReleaseActions,
     ReleaseStop,
     RequestInput,
     Reset,
     Restore,
+    Rewind,
     StepInput,
 )
 from protocol.native.wires import (
@@ -64,6 +67,7 @@ __all__ = [
     "Attach",
     "AudioInput",
     "Cancel",
+    "Checkpoint",
     "ChosenLimits",
     "Clear",
     "ClientFrame",
@@ -81,12 +85,14 @@ __all__ = [
     "NewPayload",
     "OpenBody",
     "QueuedBody",
+    "ReleaseActions",
     "ReleaseStop",
     "RequestInput",
     "Reset",
     "Respond",
     "Restore",
     "Retrieve",
+    "Rewind",
     "SessionBody",
     "SessionLimits",
     "SessionList",

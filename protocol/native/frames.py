@@ -14,17 +14,30 @@ from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
 from protocol.native.fields import CommandId, Cursor, Ref, Secret
 from protocol.native.steps import (
+    Checkpoint,
     EmergencyStop,
     Interrupt,
+    ReleaseActions,
     ReleaseStop,
     RequestInput,
     Reset,
     Restore,
+    Rewind,
     StepInput,
 )
 
 Input = DuplexInput | StepInput | RequestInput
-Signals = DuplexSignal | Interrupt | Reset | Restore | EmergencyStop | ReleaseStop
+Signals = (
+    DuplexSignal
+    | Interrupt
+    | Reset
+    | Restore
+    | Checkpoint
+    | Rewind
+    | ReleaseActions
+    | EmergencyStop
+    | ReleaseStop
+)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

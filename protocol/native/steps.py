@@ -54,6 +54,20 @@ class Restore(_Said, frozen=True, tag="restore"):
     """Go on from the `restorable_step` of the last `state_lost`."""
 
 
+class Checkpoint(_Said, frozen=True, tag="checkpoint"):
+    """Keep the state as it is after the step in flight, so that a rewind finds it."""
+
+
+class Rewind(_Said, frozen=True, tag="rewind"):
+    """Go back to the state that was kept after `step`, as if what came later never was."""
+
+    step: Index
+
+
+class ReleaseActions(_Said, frozen=True, tag="release_actions"):
+    """Let go of the actions that are held until others come."""
+
+
 class Reset(_Said, frozen=True, tag="reset"):
     """Begin anew: a step loop at step 0 with what `parameters` say, a conversation empty."""
 

@@ -32,6 +32,11 @@ class Answers:
         """The answer to `step`, while it is remembered."""
         return self._answers.get(step)
 
+    def forget_after(self, step: int) -> None:
+        """No step after `step` ever was."""
+        for later in [known for known in self._answers if known > step]:
+            self._bytes -= _size(self._answers.pop(later))
+
     def clear(self) -> None:
         """Forget everything: the steps begin anew."""
         self._answers.clear()

@@ -60,6 +60,31 @@ class Restore:
     ref: str | None = None
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Keep the state as it is between two steps. It waits for the step in flight."""
+
+    ref: str | None = None
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Go back to the state that was kept after `step`, as if what came later never was.
+
+    It waits for the step in flight. Refused where that state is not kept.
+    """
+
+    step: int
+    ref: str | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseActions:
+    """Let go of the actions that the engine holds. It waits for the step in flight."""
+
+    ref: str | None = None
+
+
 class StoppedBy(StrEnum):
     """What holds a loop still. Each is released by itself, and the loop goes on when none is
     left."""
@@ -96,7 +121,17 @@ class ReleaseStop:
     ref: str | None = None
 
 
-StepVerb = Step | Interrupt | Reset | Restore | EmergencyStop | ReleaseStop
+StepVerb = (
+    Step
+    | Interrupt
+    | Reset
+    | Restore
+    | Checkpoint
+    | Rewind
+    | ReleaseActions
+    | EmergencyStop
+    | ReleaseStop
+)
 
 
 @dataclass(frozen=True)
@@ -214,6 +249,28 @@ class WasRestored:
     committed_step: int
 
 
+@dataclass(frozen=True)
+class CheckpointKept:
+    """The state after `committed_step` is kept. `kept` are all steps after which one is."""
+
+    committed_step: int
+    kept: list[int]
+
+
+@dataclass(frozen=True)
+class WasRewound:
+    """The state is the one that was kept after `committed_step`: what came later never was."""
+
+    committed_step: int
+
+
+@dataclass(frozen=True)
+class ActionsReleased:
+    """No action is held from the step after `committed_step` on, until others come."""
+
+    committed_step: int
+
+
 StepOutput = (
     SessionOutput
     | StepDone
@@ -224,4 +281,7 @@ StepOutput = (
     | StateLost
     | WasReset
     | WasRestored
+    | CheckpointKept
+    | WasRewound
+    | ActionsReleased
 )

@@ -7,19 +7,18 @@ that it is committed. What is committed is the worker's to say; this machine rep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
     EngineFailed,
-    EngineLost,
     ErrorInfo,
     InvalidRequest,
     SessionStateLost,
 )
-from protocol.messages import RESET, Answer, Report, TurnEnded
+from protocol.messages import Answer, Report, TurnEnded
 from sessions.actions import NotFresh, StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
@@ -32,15 +31,21 @@ from sessions.orchestrator import Orchestrator
 from sessions.passed_on import check_inputs, check_parameters
 from sessions.pipeline import Pipeline, StepRoles
 from sessions.steps.answers import Answers
+from sessions.steps.changes import Changes, StateVerb
 from sessions.steps.cover import Cover
 from sessions.steps.events import (
     NEXT,
+    ActionsReleased,
+    Checkpoint,
+    CheckpointKept,
     EmergencyStop,
     Interrupt,
     Reason,
+    ReleaseActions,
     ReleaseStop,
     Reset,
     Restore,
+    Rewind,
     StateLost,
     Step,
     StepDone,
@@ -51,6 +56,7 @@ from sessions.steps.events import (
     StoppedBy,
     WasReset,
     WasRestored,
+    WasRewound,
 )
 from sessions.steps.flight import Flight, cancelled, dropped
 from sessions.steps.refusals import (
@@ -61,15 +67,6 @@ from sessions.steps.refusals import (
     stopped,
     superseded,
 )
-
-
-@dataclass
-class _Resetting:
-    """A reset under way: `command` is the signal's id once a worker has been asked."""
-
-    verb: Reset
-    command: str | None = None
-    wait_until_ms: float | None = None
 
 
 class StepMachine:
@@ -104,14 +101,16 @@ class StepMachine:
         """Of a state that is lost: the step that the worker holds, or is about to."""
         self._lost_why: str | None = None
         self._in_doubt = False
-        """Whether what is stored may be from before a reset or from after it."""
+        """Whether what is stored may be from before a reset or a rewind, or from after it."""
         self._as_opened = True
         """Whether the state after step 0 is what a new worker opens the session with."""
         self._flight: Flight | None = None
         self._waiting: Step | None = None
         """The step that follows the one in flight, whatever becomes of that."""
         self._cover = Cover(pipeline, emit, measured)
-        self._resetting: _Resetting | None = None
+        self._changes = Changes(
+            lambda: bindings[self._roles.state], pipeline.limits.restore_ms, emit
+        )
         self._pace = ClientPace(pipeline.limits.stall_ms)
         self._owed: dict[int, None] = {}
         """Steps whose answers wait for a client that does not read."""
@@ -124,8 +123,8 @@ class StepMachine:
 
     @property
     def working(self) -> bool:
-        """Whether a step or a reset is in flight."""
-        return self._flight is not None or self._resetting is not None
+        """Whether a step is in flight, or a change of the state under way."""
+        return self._flight is not None or self._changes.verb is not None
 
     @property
     def finished(self) -> bool:
@@ -177,6 +176,8 @@ class StepMachine:
                 self._reset(verb)
             case Restore():
                 self._restore()
+            case Checkpoint() | Rewind() | ReleaseActions():
+                self._change(verb)
             case EmergencyStop(by=by):
                 self._emergency_stop(by)
             case ReleaseStop(by=by):
@@ -192,7 +193,7 @@ class StepMachine:
             return StepFailed(verb.step, self._committed, error, verb.ref)
         return Refused(error, verb.ref)
 
-    def _step(self, verb: Step) -> None:
+    def _step(self, verb: Step, *, waited: bool = False) -> None:
         flight = self._flight
         if flight is not None and verb.step == flight.verb.step:
             return
@@ -205,12 +206,13 @@ class StepMachine:
         if self._answers.get(verb.step) is not None:
             self._answer(verb.step)
             return
-        if self._resetting is not None:
-            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
+        if not waited:
+            # What has waited came before the change that is under way.
+            self._changes.check()
         if self._lost:
             covered = self._cover.covers_loss(self._now_ms)
             if not (covered and self._answer_safely(verb, Reason.STATE_LOST)):
-                raise state_lost(self._committed, self._lost_why, self._restorable)
+                raise self._state_lost()
             return
         self._check(verb)
         if verb.since_ms is None:
@@ -268,7 +270,7 @@ class StepMachine:
         if verb is None:
             return
         try:
-            self._step(verb)
+            self._step(verb, waited=True)
         except AntiphonError as error:
             self._emit(self.refusal(verb, error.info()))
         self._settle()
@@ -336,18 +338,25 @@ class StepMachine:
 
     def _reset(self, verb: Reset) -> None:
         check_parameters(verb.parameters, "reset.parameters")
-        if self._resetting is not None:
-            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
-        self._resetting = _Resetting(verb)
+        self._changes.begin(verb)
         self._refuse_waiting(cancelled("a reset came first"))
         if self._flight is not None:
             self._stop(self._flight)
-        self._go_on_resetting()
+        self._go_on_changing()
+
+    def _change(self, verb: StateVerb) -> None:
+        """Do something to the state as it is after the steps that were asked for before."""
+        if self._lost:
+            raise self._state_lost()
+        self._changes.begin(verb)
+        self._go_on_changing()
+
+    def _state_lost(self) -> SessionStateLost:
+        return state_lost(self._committed, self._lost_why, self._restorable)
 
     def _restore(self) -> None:
         """Take the state that the worker has, or is about to have, for what it is."""
-        if self._resetting is not None:
-            raise CapacityExceeded("a reset is under way: wait for it", code="reset_in_progress")
+        self._changes.check()
         if not self._lost or self._restorable is None:
             raise nothing_to_restore()
         if self._flight is not None:
@@ -360,18 +369,13 @@ class StepMachine:
         self._emit(WasRestored(self._committed))
         self._progress()
 
-    def _go_on_resetting(self) -> None:
+    def _go_on_changing(self) -> None:
         """Ask the worker once the step in flight is over and there is a worker."""
-        resetting = self._resetting
-        if resetting is None or self._flight is not None or resetting.command is not None:
+        if self._flight is not None:
             return
-        binding = self._bindings[self._roles.state]
-        if binding.ready:
-            resetting.wait_until_ms = None
-            resetting.command = binding.signal(RESET, resetting.verb.parameters)
-        elif resetting.wait_until_ms is None:
-            resetting.wait_until_ms = self._now_ms + self._pipeline.limits.restore_ms
-            binding.wake()
+        if self._lost and not self._changes.resetting:
+            self._changes.refuse(self._state_lost().info())
+        self._changes.go_on(self._now_ms)
 
     # What the stages say
 
@@ -404,20 +408,31 @@ class StepMachine:
             self._cover.state_lost(self._now_ms)
 
     def _answered(self, answer: Answer) -> None:
-        resetting = self._resetting
-        if resetting is None or resetting.command != answer.command:
-            return
-        if answer.error is not None:
-            self._refuse_reset(answer.error)
-            return
-        self._resetting = None
+        match self._changes.answered(answer):
+            case Reset() as reset:
+                self._was_reset(reset)
+            case Rewind(step=step):
+                self._was_rewound(step)
+            case Checkpoint():
+                self._emit(CheckpointKept(self._committed, answer.result.get("kept", [])))
+            case ReleaseActions():
+                self._emit(ActionsReleased(self._committed))
+
+    def _was_rewound(self, step: int) -> None:
+        self._pay()
+        self._committed = step
+        self._bindings[self._roles.state].outdate_snapshot()
+        self._answers.forget_after(step)
+        self._emit(WasRewound(step))
+
+    def _was_reset(self, reset: Reset) -> None:
         self._pay()
         self._committed = 0
         self._lost = False
         self._restorable = None
         self._in_doubt = False
         self._bindings[self._roles.state].outdate_snapshot()
-        self._as_opened = not resetting.verb.parameters
+        self._as_opened = not reset.parameters
         self._answers.clear()
         self._cover.state_found()
         self._emit(WasReset(0))
@@ -449,20 +464,18 @@ class StepMachine:
             self._cover.worker(lost=True)
             self._state_stage_lost(restorable, reason)
         self._settle()
-        self._go_on_resetting()
+        self._go_on_changing()
 
     def _state_stage_lost(self, restorable: bool, reason: str | None) -> None:
         """Its state is gone, unless a new worker begins with the same, or with what is stored
         of it."""
         if self._flight is not None:
             self._flight.state_lost()
-        resetting = self._resetting
-        in_doubt = self._in_doubt or (resetting is not None and resetting.command is not None)
+        in_doubt = self._in_doubt or self._changes.moving
         self._in_doubt = restorable and in_doubt
         if not restorable and (self._committed > 0 or not self._as_opened):
             self._state_is_lost(None, reason)
-        if resetting is not None:
-            resetting.command = None
+        self._changes.worker_lost()
 
     def _state_is_lost(self, restorable: int | None, reason: str | None = None) -> None:
         """The state is not the one after the committed step; there is that after another."""
@@ -475,7 +488,7 @@ class StepMachine:
                 self._tell_lost()
         elif flight.flow is None and flight.last_word is None:
             # It has not come to this stage yet, and must not begin on another state.
-            flight.given_up = state_lost(self._committed, self._lost_why, self._restorable).info()
+            flight.given_up = self._state_lost().info()
             self._stop(flight)
 
     def _tell_lost(self) -> None:
@@ -487,7 +500,7 @@ class StepMachine:
         if stage != self._roles.state:
             return
         if self._in_doubt:
-            self._state_is_lost(None, "a reset may have begun it anew")
+            self._state_is_lost(None, "a reset or a rewind may have changed it")
             self._settle()
         elif self._lost or step != self._committed:
             self._state_is_lost(step)
@@ -499,15 +512,15 @@ class StepMachine:
         if stage == self._roles.state:
             self._cover.worker(lost=False)
         self._orchestrator.workers_ready(now_ms)
-        self._go_on_resetting()
+        self._go_on_changing()
 
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
         """A new worker of `stage` refused the session."""
         self._now_ms = now_ms
         self._orchestrator.stage_refused(stage, error)
         self._settle()
-        if self._resetting is not None and stage == self._roles.state:
-            self._refuse_reset(error)
+        if stage == self._roles.state:
+            self._changes.refuse(error)
 
     # The step in flight
 
@@ -553,8 +566,8 @@ class StepMachine:
             self._progress()
         if self._lost:
             self._tell_lost()
-        self._go_on_resetting()
         self._begin_waiting()
+        self._go_on_changing()
 
     def _give(self, flight: Flight) -> ErrorInfo | None:
         """The output of a step is what its client gets; why it does not."""
@@ -584,11 +597,6 @@ class StepMachine:
         for step in owed:
             if (answer := self._answers.get(step)) is not None:
                 self._emit(answer)
-
-    def _refuse_reset(self, error: ErrorInfo) -> None:
-        resetting, self._resetting = self._resetting, None
-        assert resetting is not None
-        self._emit(Refused(error, resetting.verb.ref))
 
     # Time and the client's pace
 
@@ -621,9 +629,7 @@ class StepMachine:
         first_ms = earliest(first_ms, self._waiting_due_ms())
         if self._flight is not None:
             first_ms = earliest(first_ms, self._flight.unanswered_at_ms)
-        if self._resetting is not None:
-            first_ms = earliest(first_ms, self._resetting.wait_until_ms)
-        return first_ms
+        return earliest(first_ms, self._changes.wait_until_ms)
 
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
@@ -631,12 +637,7 @@ class StepMachine:
         self._answer_what_is_due()
         self._orchestrator.tick(now_ms, self._paused)
         self._settle()
-        resetting = self._resetting
-        if resetting is None or resetting.wait_until_ms is None:
-            return
-        if resetting.wait_until_ms <= now_ms:
-            reason = f"no worker came for stage {self._roles.state}"
-            self._refuse_reset(EngineLost(reason).info())
+        self._changes.tick(now_ms)
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
         """The session closes: what is under way gets its last word."""
@@ -648,12 +649,11 @@ class StepMachine:
             self._flight = None
             self._emit(StepFailed(flight.verb.step, self._committed, error, flight.verb.ref))
             self._measured(flight.measured(error))
-        if self._resetting is not None:
-            self._refuse_reset(error)
+        self._changes.refuse(error)
 
     def freeze(self) -> tuple[object, ...]:
         """The canonical value of this state."""
-        flight, resetting = self._flight, self._resetting
+        flight = self._flight
         return (
             tuple(sorted(self._settings)),
             self._lanes.freeze(),
@@ -666,7 +666,7 @@ class StepMachine:
             flight and flight.freeze(),
             self._waiting and self._waiting.since_ms,
             self._cover.freeze(),
-            resetting and (resetting.command, resetting.wait_until_ms),
+            self._changes.freeze(),
             self._pace.blocked_since_ms,
             tuple(self._owed),
         )

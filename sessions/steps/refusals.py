@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocol.errors import DeadlineMissed, InvalidRequest, SessionBusy, SessionStateLost
 
 
@@ -36,6 +38,16 @@ def nothing_to_restore() -> InvalidRequest:
     return InvalidRequest(
         "there is no step to restore: the state is not lost, or no snapshot of it exists",
         code="nothing_to_restore",
+    )
+
+
+def no_checkpoint(step: int, kept: Iterable[int]) -> InvalidRequest:
+    """There is no going back to the state after `step`; `kept` are those to which there is."""
+    steps = ", ".join(map(str, kept)) or "none"
+    return InvalidRequest(
+        f"no checkpoint of step {step} is kept; those that are: {steps}",
+        field="rewind.step",
+        code="no_checkpoint",
     )
 
 

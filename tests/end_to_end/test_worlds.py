@@ -12,7 +12,8 @@ import yaml
 from protocol.payloads import Payload
 from tests.deployment import Deployment
 from tests.end_to_end.test_parking import attached
-from tests.gateway.native_client import Stream, opened, requests
+from tests.gateway.native_client import Stream, opened, requests, stream
+from tests.relay import relay
 from tests.workers.world.playing import actions, keys, loaded, play
 from tests.workers.world.playing import opened as opened_alone
 
@@ -92,3 +93,91 @@ async def test_thirty_players_in_turn_come_back_to_the_very_world_they_left(
             assert worker["devices"]["cpu"]["sessions"] == ROOM * size
             counter = 'antiphon_engine_total{counter="frames",stage="dream",worker="dream-0"}'
             deployment.until(lambda: deployment.metrics()[counter] == 2 * TURNS * PLAYERS)
+
+
+async def signalled(connection: Stream, kind: str, told: str, **arguments: Any) -> dict[str, Any]:
+    """What comes of a signal."""
+    await connection.say("signal", signal={"type": kind, **arguments})
+    return await connection.until(told)
+
+
+async def test_a_world_that_was_rewound_is_the_one_that_never_went_on(tmp_path: Path) -> None:
+    options = {"block_frames": 1, "checkpoints": 2, "chunk": 2}
+    past, undone, future = keys(4), keys(4, seed=1), keys(4, seed=2)
+    async with loaded(**options) as alone:
+        expected = await play(opened_alone(alone, seed=3), past + future, chunk=2)
+    with Deployment(
+        written(tmp_path, **options), environment={"PYTHONPATH": str(Path.cwd())}
+    ) as deployment:
+        await asyncio.to_thread(deployment.until_ready)
+        async with requests(deployment.base_url) as http:
+            session = await opened(http, model="world", settings={"seed": 3})
+            park = f"/v1/admin/sessions/{session['id']}/park"
+            async with attached(deployment, session) as connection:
+                told = await signalled(connection, "checkpoint", "checkpoint_kept")
+                assert (told["committed_step"], told["kept"]) == (0, [0])
+                frames = [*await stepped(connection, 1, past[:2])]
+                frames += await stepped(connection, 2, past[2:])
+                told = await signalled(connection, "checkpoint", "checkpoint_kept")
+                assert (told["committed_step"], told["kept"]) == (2, [0, 2])
+                await stepped(connection, 3, undone[:2])
+                await stepped(connection, 4, undone[2:])
+                # Its checkpoints go with it, and come back.
+                assert (await http.post(park)).json()["parked"] == ["dream"]
+                refused = await signalled(connection, "rewind", "refused", step=3)
+                assert refused["error"]["code"] == "no_checkpoint"
+                assert refused["error"]["field"] == "signal.step"
+                assert "those that are: 0, 2" in refused["error"]["message"]
+                assert (await http.post(park)).json()["parked"] == ["dream"]
+                told = await signalled(connection, "rewind", "was_rewound", step=2)
+                assert told["committed_step"] == 2
+                facts = (await http.get(f"/v1/sessions/{session['id']}")).json()["facts"]
+                assert facts["committed_step"] == 2
+                frames += await stepped(connection, 3, future[:2])
+                frames += await stepped(connection, 4, future[2:])
+                assert frames == expected
+                told = await signalled(connection, "release_actions", "actions_released")
+                assert told["committed_step"] == 4
+                # And once more from the very beginning.
+                await signalled(connection, "rewind", "was_rewound", step=0)
+                assert await stepped(connection, 1, past[:2]) == expected[:2]
+
+
+async def test_a_step_whose_answer_was_lost_is_answered_once_with_the_truth(tmp_path: Path) -> None:
+    rows = keys(4)
+    async with loaded(block_frames=1, chunk=2) as alone:
+        expected = await play(opened_alone(alone), rows, chunk=2)
+    with Deployment(
+        written(tmp_path, block_frames=1, chunk=2), environment={"PYTHONPATH": str(Path.cwd())}
+    ) as deployment:
+        await asyncio.to_thread(deployment.until_ready)
+        async with requests(deployment.base_url) as http:
+            session = await opened(http, model="world")
+            first = input_of(1, actions(rows[:2]), frames=2)
+            async with relay(deployment.port) as way:
+                url = f"ws://127.0.0.1:{way.port}/v1/sessions/{session['id']}/stream"
+                async with stream(
+                    url, "antiphon.msgpack", role="controller", secret=session["secret"]
+                ) as connection:
+                    session["secret"] = (await connection.until("attached"))["secret"]
+                    await connection.say("update", input=first, id="one")
+                    await connection.until("answer")
+                    cursor = connection.cursor
+                    way.drop()
+            # The step was done meanwhile, or is being done; it is told once, whoever asks again.
+            url = f"{deployment.ws_url}/v1/sessions/{session['id']}/stream"
+            async with stream(
+                url,
+                "antiphon.msgpack",
+                role="controller",
+                secret=session["secret"],
+                cursor=cursor,
+            ) as connection:
+                await connection.until("attached")
+                await connection.say("update", input=first, id="one")
+                done = await connection.until("step_done", step=1)
+                assert [f["data"] for f in done["outputs"]["frames"]] == expected[:2]
+                assert await stepped(connection, 2, rows[2:]) == expected[2:]
+                assert connection.kinds.count("step_done") == 2
+            counter = 'antiphon_engine_total{counter="frames",stage="dream",worker="dream-0"}'
+            deployment.until(lambda: deployment.metrics().get(counter) == 4)

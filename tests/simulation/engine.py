@@ -21,9 +21,10 @@ from protocol.errors import (
     InvalidRequest,
     SessionStateLost,
 )
-from protocol.messages import RESET
+from protocol.messages import CHECKPOINT, RELEASE, RESET, REWIND
 from protocol.payloads import Payload, PayloadType, audio_payload, text_payload
 from sessions.duplex.settings import INPUT_RATE_HZ
+from sessions.steps.refusals import no_checkpoint
 from tests.simulation.profile import PARKS, Places
 from tests.simulation.steps import begun, folded, frame, latents
 from workers.control_events import (
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 SPEECH = b"\x01\x00"
 SILENCE = b"\x00\x00"
+KEPT = 2
+"""Checkpoints of a session."""
 AUDIO_TAG = struct.Struct("<III")
 
 FAILED = EngineFailed("the synthetic engine failed on purpose").info()
@@ -124,6 +127,30 @@ class EngineSession:
     steps: int = 0
     checksum: bytes = b""
     """The state of a step loop, after so many steps."""
+    checkpoints: dict[int, bytes] = field(default_factory=dict)
+    """Earlier ones that are kept. A change of them is another map: copies share it."""
+
+
+def _signalled(session: EngineSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of a step loop between two steps. Raises InvalidRequest."""
+    kept = session.checkpoints
+    if name == RESET:
+        as_opened = session.settings.get("seed", 0)
+        session.steps, session.checkpoints = 0, {}
+        session.checksum = begun(arguments.get("seed", as_opened))
+    elif name == CHECKPOINT:
+        kept = {**kept, session.steps: session.checksum}
+        session.checkpoints = {step: kept[step] for step in sorted(kept)[-KEPT:]}
+        return {"kept": sorted(session.checkpoints)}
+    elif name == REWIND:
+        step = arguments["step"]
+        if step not in kept:
+            raise no_checkpoint(step, sorted(kept))
+        session.steps, session.checksum = step, kept[step]
+        session.checkpoints = {earlier: kept[earlier] for earlier in kept if earlier <= step}
+    elif name == RELEASE:
+        pass  # A loop holds nothing here.
+    return {}
 
 
 class SyntheticEngine:
@@ -208,10 +235,10 @@ class SyntheticEngine:
                     session.speech_ms = None
             case SignalSession(name=name, arguments=arguments):
                 session.speech_ms = None
-                if name == RESET:
-                    as_opened = session.settings.get("seed", 0)
-                    session.steps = 0
-                    session.checksum = begun(arguments.get("seed", as_opened))
+                try:
+                    result = _signalled(session, name, arguments)
+                except InvalidRequest as refusal:
+                    error = refusal.info()
         if action.session in self.sessions:
             self._measure(self.sessions[action.session])
         self._worker.tell(OperationDone(action.session, error, result))

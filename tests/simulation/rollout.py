@@ -11,15 +11,21 @@ from sessions.chosen_control import controlled
 from sessions.client import Answered, Refused
 from sessions.pipeline import Kind
 from sessions.steps.answers import REMEMBERED_ANSWERS
+from sessions.steps.changes import StateVerb
 from sessions.steps.events import (
     NEXT,
+    ActionsReleased,
+    Checkpoint,
+    CheckpointKept,
     EmergencyStop,
     EmergencyStopped,
     Interrupt,
     Reason,
+    ReleaseActions,
     ReleaseStop,
     Reset,
     Restore,
+    Rewind,
     SafeAction,
     StateLost,
     Step,
@@ -29,6 +35,7 @@ from sessions.steps.events import (
     StopReleased,
     WasReset,
     WasRestored,
+    WasRewound,
 )
 from tests.simulation.client import Client
 from tests.simulation.deployment import Deployment
@@ -65,6 +72,12 @@ class Rollout(Client):
         """Whether the session has said that a snapshot of its lost state exists."""
         self.flying: set[int] = set()
         """Steps that it has asked for and was not answered."""
+        self.changing: str | None = None
+        """The ref of a checkpoint, a rewind or a release of which nothing is known yet."""
+        self._kept: list[int] = []
+        self._chance = random.Random(f"changes {self.world.seed} {name}")
+        self._changes = self.rude > 0 and self._chance.random() < 0.4
+        """Whether it ever asks for one. What it asks for takes nothing from other chances."""
         self._answers = 0
         self._last_error: ErrorInfo | None = None
         self._last_step = 0
@@ -129,6 +142,7 @@ class Rollout(Client):
                 if self._last_step:
                     self.flying.discard(self._last_step)
                 self.asked_ms.pop(self._last_ref, None)
+                self.changing = None
             case StateLost():
                 self.lost = True
                 self.committed = output.committed_step
@@ -139,8 +153,18 @@ class Rollout(Client):
             case WasRestored():
                 self.lost = False
                 self.committed = output.committed_step
+            case CheckpointKept():
+                self.changing = None
+                self._kept = output.kept
+            case WasRewound():
+                self.changing = None
+                self.committed = output.committed_step
+            case ActionsReleased():
+                self.changing = None
             case Refused():
                 self._last_error = output.error
+                if output.ref == self.changing:
+                    self.changing = None
 
     def _answered(self, step: int, committed: int, error: ErrorInfo | None) -> None:
         self.flying.discard(step)
@@ -150,8 +174,9 @@ class Rollout(Client):
         self._last_error = error
 
     def pending(self) -> list[Any]:
-        """Steps in flight."""
-        return [*sorted(self.flying), *self.asked_ms]
+        """Steps in flight, and what is asked of the state between them."""
+        changing = [] if self.changing is None else [self.changing]
+        return [*sorted(self.flying), *self.asked_ms, *changing]
 
     def busy(self) -> bool:
         """Most wait for the answer to their last step, up to a point."""
@@ -171,6 +196,8 @@ class Rollout(Client):
             self.flying.add(verb.step)
         elif isinstance(verb, Interrupt | Reset):
             self.interrupted = True
+        elif isinstance(verb, StateVerb) and self.changing is None:
+            self.changing = self.next_ref
 
     def act(self) -> None:
         """Do one thing: mostly the next step."""
@@ -181,6 +208,9 @@ class Rollout(Client):
             return
         if self.lost and world.chance(0.7):
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+            return
+        if self._changes and self._chance.random() < 0.3:
+            self._change()
             return
         if self.controlled and self._controls():
             return
@@ -213,6 +243,17 @@ class Rollout(Client):
             self.say(Interrupt())
         else:
             self.say(Reset({"seed": chance.randrange(3)} if world.chance(0.5) else {}))
+
+    def _change(self) -> None:
+        """Ask for something that is done between two steps."""
+        roll, chance = self._chance.random(), self._chance
+        if roll < 0.5:
+            self.say(Checkpoint())
+        elif roll < 0.9:
+            kept = chance.random() < 0.9
+            self.say(Rewind(chance.choice((kept and self._kept) or range(self.committed + 2))))
+        else:
+            self.say(ReleaseActions())
 
     def _controls(self) -> bool:
         """Do what robots do: observe without a number, stop, go on."""

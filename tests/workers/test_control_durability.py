@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from protocol.errors import CapacityExceeded
 from protocol.messages import (
+    CHECKPOINT,
+    RELEASE,
     RESET,
+    REWIND,
     Answer,
     Close,
     Open,
@@ -91,6 +96,21 @@ def test_a_reset_is_stored_and_counts_on() -> None:
     step(it, 1)
     it.take()
     assert it.command(Signal(fence("a"), "reset", RESET))[-1] == stored(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "at"), [(CHECKPOINT, {}, 2), (REWIND, {"step": 1}, 1), (RELEASE, {}, 2)]
+)
+def test_what_changes_the_state_between_two_steps_is_stored(
+    name: str, arguments: dict[str, Any], at: int
+) -> None:
+    it = bench()
+    step(it, 1)
+    step(it, 2)
+    it.take()
+    # It takes the place of the one before, whichever step that was after.
+    assert it.command(Signal(fence("a"), "change", name, arguments))[-1] == stored(3, at)
+    assert it.take()[-1] == SnapshotTaken("a", SnapshotOrder(1, 2, 3), at)
 
 
 def test_what_was_stored_outlives_the_link_to_its_owner_but_not_for_long() -> None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from protocol.errors import CapacityExceeded, EngineFailed, InvalidRequest
 from protocol.messages import (
+    CHECKPOINT,
+    RELEASE,
     RESET,
+    REWIND,
     Acknowledge,
     Answer,
     Close,
@@ -29,6 +32,7 @@ from protocol.messages import (
     TurnStatus,
     Update,
 )
+from sessions.steps.refusals import no_checkpoint
 from tests.workers.test_control import DATA, FENCE, PIECE, Bench, applied, code, sequences
 from workers.control_events import (
     AbandonTurn,
@@ -366,6 +370,53 @@ def test_a_reset_waits_for_the_step_that_it_would_be_overwritten_by() -> None:
     reports = bench.take()
     assert ends(reports) == [(2, TurnStatus.COMPLETED, None, 2)]
     assert reports[-1] == Answer("s", "again", None, {"done": RESET, "committed_step": 0})
+
+
+# Checkpoints
+
+
+def test_a_rewind_goes_on_from_the_step_that_was_kept() -> None:
+    bench = after(3)
+    bench.command(Signal(FENCE, "back", REWIND, {"step": 1}))
+    assert bench.take() == [Answer("s", "back", None, {"done": REWIND, "committed_step": 1})]
+    # The answer to a step that is kept stays one; those to later ones are none any more.
+    bench.command(step(1, turn=8))
+    assert ends(bench.take())[-1] == (8, TurnStatus.COMPLETED, None, 1)
+    (started,) = bench.command(step(2, turn=9))
+    assert isinstance(started, StartTurn)
+    bench.command(Stop(FENCE, 9))
+    finish(bench, 9)
+    bench.command(step(3, turn=10))
+    assert ends(bench.take())[-1] == (10, TurnStatus.FAILED, "step_out_of_order", 1)
+
+
+def test_a_rewind_that_its_engine_refuses_leaves_the_counter() -> None:
+    bench = Bench(refusals={REWIND: no_checkpoint(0, [])}).open()
+    commit(bench, 1)
+    bench.command(Signal(FENCE, "back", REWIND, {"step": 0}))
+    commit(bench, 2)
+    _, _, answer, *_, ended = bench.take()
+    assert code(answer) == "no_checkpoint"
+    assert ends([ended]) == [(2, TurnStatus.COMPLETED, None, 2)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"step": "1"}, {"step": None}])
+def test_a_rewind_names_its_step(arguments: dict[str, Any]) -> None:
+    bench = after(1)
+    assert bench.command(Signal(FENCE, "back", REWIND, arguments)) == []
+    (answer,) = bench.take()
+    assert isinstance(answer, Answer)
+    assert answer.error is not None
+    assert answer.error.field == "rewind.step"
+    commit(bench, 2)
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, REWIND, RELEASE])
+def test_a_state_that_is_lost_is_neither_kept_nor_gone_back_from(name: str) -> None:
+    bench = lost()
+    assert bench.command(Signal(FENCE, "c", name, {"step": 1})) == []
+    (answer,) = bench.take()
+    assert code(answer) == "session_state_lost"
 
 
 # State that is lost

@@ -13,6 +13,7 @@ from protocol.errors import ErrorInfo, InvalidRequest
 from protocol.native import (
     AudioInput,
     Cancel,
+    Checkpoint,
     Clear,
     Commit,
     Delete,
@@ -22,12 +23,14 @@ from protocol.native import (
     NewItem,
     NewPart,
     NewPayload,
+    ReleaseActions,
     ReleaseStop,
     RequestInput,
     Reset,
     Respond,
     Restore,
     Retrieve,
+    Rewind,
     SettingsInput,
     StepInput,
     Truncate,
@@ -205,6 +208,9 @@ _STEPS: dict[type, Build] = {
     Interrupt: lambda said, ref: steps.Interrupt(ref),
     Reset: lambda said, ref: steps.Reset(said.parameters, ref),
     Restore: lambda said, ref: steps.Restore(ref),
+    Checkpoint: lambda said, ref: steps.Checkpoint(ref),
+    Rewind: lambda said, ref: steps.Rewind(said.step, ref),
+    ReleaseActions: lambda said, ref: steps.ReleaseActions(ref),
 }
 
 _ROBOT: dict[type, Build] = {
@@ -244,6 +250,7 @@ _WRITTEN = {
     "content_index": "signal.content_index",
     "audio_end_ms": "signal.audio_end_ms",
     "reset": "signal",
+    "rewind": "signal",
     "settings": "input.settings",
     "parameters": "input.parameters",
     "step": "input.step",

@@ -158,9 +158,14 @@ class StepHarness:
         error = EngineFailed("on purpose", code=code or "engine_failed").info()
         self.end(committed, stage, TurnStatus.FAILED, error)
 
-    def answer(self, command: str, error: ErrorInfo | None = None) -> None:
-        """The state's worker answers a signal."""
-        answer = Answer("s", command, error)
+    def answer(
+        self,
+        command: str | None = None,
+        error: ErrorInfo | None = None,
+        result: dict[str, Any] | None = None,
+    ) -> None:
+        """The state's worker answers a signal: the last one, or the one with this id."""
+        answer = Answer("s", command or self.last_signal().command, error, result or {})
         self.bindings["world"].reported(answer)
         self.machine.report("world", answer, self.now_ms)
 

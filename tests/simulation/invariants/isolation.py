@@ -58,6 +58,7 @@ OWN_DOING = frozenset(
         "request_cancelled",
         "deadline_missed",
         "emergency_stopped",
+        "change_in_progress",
         "reset_in_progress",
         "step_cancelled",
         "step_committed",

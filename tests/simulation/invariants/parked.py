@@ -193,4 +193,5 @@ class I5Parked(Invariant):
 
 def _state(session: EngineSession) -> object:
     """What has to come back."""
-    return (session.applied, session.runs, session.steps, session.checksum)
+    loop = (session.steps, session.checksum, session.checkpoints)
+    return (session.applied, session.runs, *loop)

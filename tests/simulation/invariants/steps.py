@@ -6,11 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessions.client import Answered
+from sessions.client import Answered, Refused
 from sessions.lifecycle import CloseReason
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
     NEXT,
+    ActionsReleased,
+    CheckpointKept,
     Reset,
     SafeAction,
     StateLost,
@@ -19,6 +21,7 @@ from sessions.steps.events import (
     StepFailed,
     WasReset,
     WasRestored,
+    WasRewound,
 )
 from tests.simulation.client import Client
 from tests.simulation.rollout import Rollout
@@ -30,7 +33,9 @@ from tests.simulation.world import World
 LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full", "snapshot"})
 """What must have been done to a session before its state is lost."""
 
-REFUSED = frozenset({"step_committed", "step_out_of_order", "reset_in_progress"})
+REFUSED = frozenset(
+    {"step_committed", "step_out_of_order", "reset_in_progress", "change_in_progress"}
+)
 """Codes of a step that was not taken up: the step whose answer is still to come may be
 committed already."""
 
@@ -50,6 +55,9 @@ class _Loop:
     seed: int = 0
     seeds: list[int] = field(default_factory=list)
     commands: set[str] = field(default_factory=set)
+    checkpoints: dict[int, set[bytes]] = field(default_factory=dict)
+    """The checksums that a kept state may have, by its step."""
+    rewound: bool = False
 
 
 class I5Steps(Invariant):
@@ -73,6 +81,11 @@ class I5Steps(Invariant):
         "resets of a lost state",
         "steps refused for a lost state",
         "lost states restored to an earlier step",
+        "checkpoints kept",
+        "rewinds",
+        "rewinds to what is not kept",
+        "steps done after a rewind",
+        "actions released",
     )
 
     def __init__(self, world: World) -> None:
@@ -136,6 +149,19 @@ class I5Steps(Invariant):
                     f"{client.session} is restored to {step}, and was told {loop.restorable}",
                 )
                 self._go_back(loop, step)
+                loop.answers.clear()
+            case CheckpointKept():
+                self._kept(client, loop, output)
+            case WasRewound(committed_step=step):
+                self._rewound(client, loop, step)
+            case ActionsReleased(committed_step=step):
+                self.count("actions released")
+                self.check(step == loop.committed, f"{output}, but {loop.committed} was committed")
+            case Refused(error=error) if error.code == "no_checkpoint":
+                self.count("rewinds to what is not kept")
+                for step in loop.checkpoints:
+                    wrong = error.message.startswith(f"no checkpoint of step {step} ")
+                    self.check(not wrong or self._was_lost(client), f"{step} was kept: {error}")
             case WasReset():
                 self.count("resets of a lost state" if loop.lost else "resets")
                 begins = {begun(seed) for seed in loop.seeds}
@@ -158,9 +184,35 @@ class I5Steps(Invariant):
         if step > loop.committed:
             self._commit(loop, step)
         loop.committed, loop.lost = step, False
-        loop.answers.clear()
-        for later in [number for number in loop.possible if number > step]:
-            del loop.possible[later]
+        for known in (loop.possible, loop.checkpoints):
+            for later in [number for number in known if number > step]:
+                del known[later]
+
+    def _was_lost(self, client: Client) -> bool:
+        """Whether its worker may have gone, and with it a checkpoint that was not stored yet."""
+        return bool(self.deployment.causes[client.session] & LOSERS)
+
+    def _kept(self, client: Client, loop: _Loop, kept: CheckpointKept) -> None:
+        self.count("checkpoints kept")
+        step = kept.committed_step
+        self.check(step == loop.committed, f"{kept}, but {loop.committed} was committed")
+        self.check(step in kept.kept and not loop.lost, f"{client.session} says {kept}")
+        loop.checkpoints[step] = loop.possible[step]
+        unknown = set(kept.kept) - loop.checkpoints.keys()
+        self.check(not unknown or self._was_lost(client), f"{unknown} were never kept")
+        known = {**loop.possible, **loop.checkpoints}
+        loop.checkpoints = {step: known[step] for step in kept.kept if step in known}
+
+    def _rewound(self, client: Client, loop: _Loop, step: int) -> None:
+        self.count("rewinds")
+        there = step in loop.checkpoints or self._was_lost(client)
+        self.check(there and not loop.lost, f"{client.session} went back to {step}")
+        loop.possible[step] = loop.checkpoints.get(step, loop.possible[step])
+        self._go_back(loop, step)
+        loop.rewound = True
+        for known in (loop.answers, loop.sent):
+            for later in [number for number in known if number > step]:
+                del known[later]
 
     def _done(self, client: Client, loop: _Loop, answer: StepDone) -> None:
         step, pieces = answer.step, answer.outputs.get("frames", [])
@@ -175,6 +227,8 @@ class I5Steps(Invariant):
             f"{client.session} commits {answer.committed_step} after {loop.committed}",
         )
         self.count("steps done")
+        if loop.rewound:
+            self.count("steps done after a rewind")
         if client.session in self._failed:
             self.count("steps done after a failed one")
         self._commit(loop, step)

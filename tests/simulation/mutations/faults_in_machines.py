@@ -343,7 +343,7 @@ MUTATIONS = (
     Mutation(
         "a reset leaves the steps committed",
         "workers/step_order.py",
-        "        self.committed = 0\n        self.lost = False\n\n    def unusable",
+        "        self.committed = step\n        self.lost = False\n\n    def unusable",
         "        self.lost = False\n\n    def unusable",
     ),
     Mutation(
@@ -374,12 +374,37 @@ MUTATIONS = (
         "a reset that is refused is begun",
         "sessions/steps/machine.py",
         '        check_parameters(verb.parameters, "reset.parameters")\n'
-        "        if self._resetting is not None:\n",
-        "        if self._resetting is None:\n"
-        "            self._resetting = _Resetting(verb)\n"
-        '            check_parameters(verb.parameters, "reset.parameters")\n'
-        "            self._resetting = None\n"
-        "        else:\n",
+        "        self._changes.begin(verb)\n",
+        "        self._changes.begin(verb)\n"
+        '        check_parameters(verb.parameters, "reset.parameters")\n',
+    ),
+    Mutation(
+        "a rewind leaves the steps committed",
+        "workers/session_control.py",
+        "        if signal.name not in (RESET, REWIND):\n",
+        "        if signal.name != RESET:\n",
+        seeds="10000:10100",
+    ),
+    Mutation(
+        "the answers to steps that never were are given again",
+        "sessions/steps/machine.py",
+        "        self._answers.forget_after(step)\n",
+        "",
+        seeds="10000:10100",
+    ),
+    Mutation(
+        "what became of a checkpoint is not told",
+        "sessions/steps/changes.py",
+        "        self._over()\n        return verb\n",
+        "        self._over()\n        return None if isinstance(verb, Checkpoint) else verb\n",
+        seeds="10000:10100",
+    ),
+    Mutation(
+        "a state that is lost is gone back from",
+        "sessions/steps/machine.py",
+        "        if self._lost and not self._changes.resetting:\n",
+        "        if False:\n",
+        seeds="10000:10300",
     ),
     Mutation(
         "what is late is given all the same",
@@ -398,8 +423,8 @@ MUTATIONS = (
     Mutation(
         "what waits for the step in flight is forgotten",
         "sessions/steps/machine.py",
-        "        self._go_on_resetting()\n        self._begin_waiting()\n",
-        "        self._go_on_resetting()\n",
+        "        self._begin_waiting()\n        self._go_on_changing()\n",
+        "        self._go_on_changing()\n",
         seeds="10024:10025",
     ),
     Mutation(

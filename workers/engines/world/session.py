@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from protocol.arrays import array_payload
 from protocol.device_bytes import HOST
 from protocol.errors import InvalidRequest
-from protocol.messages import RESET
+from protocol.messages import CHECKPOINT, RELEASE, RESET, REWIND
 from protocol.payloads import Payload, PayloadType
+from sessions.steps.refusals import no_checkpoint
 from workers.engine import ParkableSession, Turn, TurnResult
 from workers.engines.world.actions import Held, held_of, rows_of
 from workers.engines.world.pace import steps_of_next
@@ -24,10 +25,6 @@ from workers.to_the_end import to_the_end
 
 if TYPE_CHECKING:
     from workers.engines.world.engine import WorldEngine
-
-CHECKPOINT = "checkpoint"
-REWIND = "rewind"
-RELEASE = "release"
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class WorldSession(ParkableSession):
     def _rewind(self, step: int) -> dict[str, Any]:
         checkpoint = self.checkpoints.get(step)
         if checkpoint is None:
-            raise InvalidRequest(f"no checkpoint of step {step} is kept", code="no_checkpoint")
+            raise no_checkpoint(step, sorted(self.checkpoints))
         pool = self._engine.pool
         pool.hold(checkpoint.rollout.table.blocks, self)
         pool.drop(self.rollout.table.blocks, self)
