@@ -35,6 +35,29 @@ def test_twenty_steps_lower_the_loss_and_the_engine_plays_what_came_of_it(
         assert getattr(video, "n_frames", 1) == 11
 
 
+WEIGHTS = Path(train.__file__).with_name("arena.safetensors")
+
+
+def measured(folder: Path, *options: str) -> dict[str, float]:
+    """What the committed weights come to in short rollouts."""
+    evaluate.main([str(WEIGHTS), "--worlds", "2", "--frames", "40", "--out", str(folder), *options])
+    found: dict[str, float] = json.loads((folder / "measures.json").read_text())
+    return found
+
+
+def test_the_committed_world_does_what_keys_say_and_its_weights_are_what_draws(
+    tmp_path: Path,
+) -> None:
+    trained = measured(tmp_path / "trained")
+    assert trained["action_recovered"] > 0.95
+    assert trained["action_recovered_by_chance"] < 0.5
+    assert trained["player_found"] > 0.95
+    assert trained["error_of_repeating"] < 0.5
+    zeroed = measured(tmp_path / "zeroed", "--zeroed")
+    assert zeroed["player_found"] == 0.0
+    assert WEIGHTS.stat().st_size < 10_000_000
+
+
 def test_a_sequence_is_a_sink_and_frames_that_follow_each_other() -> None:
     batch = next(sequences(64, 1))
     steps = batch.times[:, 1:] - batch.times[:, :-1]

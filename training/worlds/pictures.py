@@ -33,7 +33,7 @@ def write_picture(path: Path, picture: Bytes) -> None:
 
 def write_video(path: Path, true: Bytes, made: Bytes, *, rate_hz: float) -> None:
     """Write rollouts (worlds, frames, height, width, 3) beside each other, true above generated,
-    as an animated WebP without loss."""
+    as an animated WebP."""
     above, below = (np.concatenate(list(each), axis=2) for each in (true, made))
     gap = np.full_like(above[:, :GAP], 255)
     pictures = np.concatenate([above, gap, below], axis=1)
@@ -44,8 +44,7 @@ def write_video(path: Path, true: Bytes, made: Bytes, *, rate_hz: float) -> None
         append_images=others,
         duration=round(1000 / rate_hz),
         loop=0,
-        lossless=True,
-        quality=100,
+        quality=60,
     )
 
 
