@@ -71,11 +71,12 @@ class AdminApi:
         return _json({"id": session, "parked": stages, "kept": kept})
 
     async def restore_session(self, request: Request) -> Response:
-        """`POST /v1/admin/sessions/{id}/restore`: bring back what is parked of it."""
+        """`POST /v1/admin/sessions/{id}/restore`: bring back what is parked of it; the answer
+        comes when it is."""
         self._access.check_admin(request.scope)
         session = request.path_params["session"]
-        stages = self._host.restore_session(session)
-        return _json({"id": session, "restored": stages}, 202)
+        restored, lost = await self._host.restore_session(session)
+        return _json({"id": session, "restored": restored, "lost": lost})
 
     async def evict_session(self, request: Request) -> Response:
         """`POST /v1/admin/sessions/{id}/evict`: end it to make room, if no turn is in flight."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import structlog
 
 from gateway.hosting import OnOutput
-from protocol.errors import AntiphonError, EngineFailed, ErrorInfo, raised
+from gateway.state_moves import StateMoves
+from protocol.errors import AntiphonError, ErrorInfo, raised
 from sessions.actions import (
     AttachRefused,
     ClientBlocked,
@@ -26,9 +27,6 @@ from sessions.client import (
     Answered,
     Attached,
     LetGo,
-    Parked,
-    Restored,
-    Restoring,
     SessionCreated,
     Verb,
 )
@@ -67,22 +65,7 @@ class Clients:
         self.answers: dict[str, list[asyncio.Future[Answered]]] = {}
         """Who waits for the answer to each command that is being carried out; a command stays
         here until it is answered, also when nobody waits for that any more."""
-        self._put_away: dict[str, list[asyncio.Future[AntiphonError | None]]] = {}
-        """Who waits for a stage to be parked."""
-
-    async def put_away(self, stage: str) -> AntiphonError | None:
-        """Wait until the state of a stage that is being parked is; why it was not, if so.
-
-        Raises SessionStateLost when the session ends before.
-        """
-        outcome: asyncio.Future[AntiphonError | None] = self.opened.get_loop().create_future()
-        self._put_away.setdefault(stage, []).append(outcome)
-        return await outcome
-
-    def _parked(self, stage: str, error: AntiphonError | None) -> None:
-        for outcome in self._put_away.pop(stage, []):
-            if not outcome.done():
-                outcome.set_result(error)
+        self.moves = StateMoves()
 
     def hold(self, hold: bool) -> None:
         """The session takes no verbs for now, or takes them again."""
@@ -104,14 +87,7 @@ class Clients:
         if isinstance(output, SessionCreated) and not self.opened.done():
             self.announced = True
             self.opened.set_result(self)
-        match output:
-            case Parked(stage=stage):
-                self._parked(stage, None)
-            case Restored(stage=stage, error=error) if error is not None:
-                self._parked(stage, raised(error))
-            case Restoring(stage=stage):
-                lost = f"the worker of stage {stage} was lost while it stored the state"
-                self._parked(stage, EngineFailed(lost))
+        self.moves.told(output)
         if isinstance(output, Answered):
             for answer in self.answers.pop(output.command, []):
                 if not answer.done():
@@ -134,14 +110,12 @@ class Clients:
         waiting: list[asyncio.Future[Any]] = [*self.arrivals.values()]
         for answers in self.answers.values():
             waiting += answers
-        for outcomes in self._put_away.values():
-            waiting += outcomes
+        waiting += self.moves.end()
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
         self.arrivals.clear()
         self.answers.clear()
-        self._put_away.clear()
         self.listeners.clear()
 
     def _tell_one(self, attachment: str, sequence: int, output: Any) -> None:

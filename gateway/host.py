@@ -42,7 +42,6 @@ from protocol.deadline_timer import DeadlineTimer
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
-    EngineFailed,
     InvalidRequest,
     NotFound,
     SessionBusy,
@@ -61,7 +60,7 @@ from sessions.actions import (
 )
 from sessions.chosen_control import controlled
 from sessions.chosen_limits import chosen
-from sessions.client import Answered, Attached, Role, Verb
+from sessions.client import Answered, Attached, Origin, Role, Verb
 from sessions.lifecycle import CloseReason
 from sessions.pipeline import Limits, Pipeline
 from sessions.resume_secret import digest
@@ -411,15 +410,10 @@ class GatewayHost:
         kept = known.kept
         parked = set(known.stored)
         asked = known.putting_away
-        outcomes = await asyncio.gather(*(clients.put_away(stage) for stage in asked))
+        outcomes = await asyncio.gather(*(clients.moves.put_away(stage) for stage in asked))
         for stage, error in zip(asked, outcomes, strict=True):
             if error is not None:
                 kept[stage] = error
-            elif stage in known.doubtful:
-                kept[stage] = EngineFailed(
-                    f"the worker of stage {stage} was lost while it stored the state:"
-                    " whether it did shows when it is needed"
-                )
             else:
                 parked.add(stage)
         if not parked:
@@ -428,12 +422,26 @@ class GatewayHost:
         stages = tuple(stage for stage in known.pipeline.stages if stage in parked)
         return stages, {stage: error.message for stage, error in kept.items()}
 
-    def restore_session(self, session: str) -> tuple[str, ...]:
-        """Have what is parked of a session brought back. Raises NotFound."""
-        known = self._find(session, None).session
-        parked = known.parked
+    async def restore_session(self, session: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Have what is parked of a session brought back: the `origin` of what the stages have
+        once that is done, and why the others have nothing of it.
+
+        Where it is none of several it raises why; NotFound.
+        """
+        clients = self._find(session, None)
+        parked = clients.session.parked
+        moves = [asyncio.ensure_future(clients.moves.brought_back(stage)) for stage in parked]
         self.handle(session, RestoreRequested())
-        return parked
+        restored: dict[str, str] = {}
+        lost: dict[str, AntiphonError] = {}
+        for stage, (origin, error) in zip(parked, await asyncio.gather(*moves), strict=True):
+            if origin is None or origin is Origin.NOTHING:
+                lost[stage] = error or SessionStateLost(f"the state of stage {stage} is lost")
+            else:
+                restored[stage] = origin.value
+        if lost and not restored:
+            raise next(iter(lost.values()))
+        return restored, {stage: error.message for stage, error in lost.items()}
 
     def stop_session(self, session: str, stopped: bool) -> bool:
         """Have a robot's session stand still, or go on; whether it stands still. Raises NotFound,
@@ -572,7 +580,7 @@ class GatewayHost:
 
     def _on_change(self, replica: Replica) -> None:
         self._changed.set()
-        self._hosted.room(replica.stage, self._now_ms())
+        self._hosted.room(replica.stage, self._now_ms(), replica.changed)
         self._arm()
         self._books.workers_changed(self._placement.all())
 

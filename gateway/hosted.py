@@ -18,7 +18,7 @@ from gateway.lingering import Lingering
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
-from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, raised
+from protocol.errors import AntiphonError, CapacityExceeded, ErrorInfo, ErrorKind, raised
 from protocol.messages import Answer, Output, ReceivedThrough, Report, WorkerStatus
 from sessions.actions import (
     AskDirectory,
@@ -260,8 +260,8 @@ class HostedSessions:
         self._opens_timed = deadline_ms is not None
         self.deadlines.set(_OPENINGS, deadline_ms)
 
-    def _room_on(self, stage: str) -> None:
-        self.openings.room_on(stage)
+    def _room_on(self, stage: str, changed: bool = True) -> None:
+        self.openings.room_on(stage, changed)
         self._stirred = True
 
     def tick(self, now_ms: float) -> None:
@@ -282,6 +282,8 @@ class HostedSessions:
         session, stage = report.session, replica.stage
         if isinstance(report, Answer):
             self._now_ms = now_ms
+            if report.error is not None:
+                replica.refused(report)
             self.forgetting.answered(stage, report)
             self.lingering.answered(report)
             self._serve()
@@ -307,10 +309,11 @@ class HostedSessions:
             self.handle(session, self._bound(self._hosted[session], replica), now_ms)
         self.room(stage, now_ms)
 
-    def room(self, stage: str, now_ms: float) -> None:
-        """There may be more room on `stage` than there was."""
+    def room(self, stage: str, now_ms: float, changed: bool = True) -> None:
+        """There may be more room on `stage` than there was: something has `changed` there, or its
+        worker has been heard of."""
         self._now_ms = now_ms
-        self._room_on(stage)
+        self._room_on(stage, changed)
         self._serve()
 
     def lost(self, replica: Replica, now_ms: float) -> None:
@@ -421,18 +424,19 @@ class HostedSessions:
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
         pipeline, opened = hosted.session.pipeline, hosted.told > 0
+        refusal, refused_by = hosted.refusal(reason), hosted.session.refused_by
 
         def give_back() -> None:
             self.admission.give_back(pipeline.name, hosted.id, self._now_ms, opened=opened)
             for stage in pipeline.stages:
-                self._room_on(stage)
+                # Who found no room there has taken none, and leaves none.
+                held = opened or stage != refused_by or refusal.kind is not ErrorKind.CAPACITY
+                self._room_on(stage, changed=held)
 
         self.lingering.release(hosted.id, awaited, give_back)
         hosted.on_released(reason)
-        if not hosted.told:
-            session = hosted.session
-            refusal = hosted.refusal(reason)
-            self.openings.failed(hosted.opening, refusal, session.refused_by, self._now_ms)
+        if not opened:
+            self.openings.failed(hosted.opening, refusal, refused_by, self._now_ms)
 
     def _count_state(self, hosted: Hosted) -> None:
         before = self._states.get(hosted.id)

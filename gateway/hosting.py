@@ -273,8 +273,12 @@ class SessionHost(Protocol):
         never be, and CapacityExceeded where the store has no room.
         """
 
-    def restore_session(self, session: str) -> tuple[str, ...]:
-        """Have what is parked of a session brought back; the stages. Raises NotFound."""
+    async def restore_session(self, session: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Have what is parked of a session brought back: the `origin` of what the stages have
+        once that is done, and why the others have nothing of it.
+
+        Where it is none of several it raises why; NotFound.
+        """
 
     def stop_session(self, session: str, stopped: bool) -> bool:
         """Have a robot's session stand still, or go on; whether it stands still.

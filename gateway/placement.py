@@ -12,7 +12,7 @@ from typing import Protocol
 from protocol.compute_use import ComputeUse
 from protocol.device_bytes import DeviceBytes
 from protocol.errors import CapacityExceeded
-from protocol.messages import Command, WorkerStatus
+from protocol.messages import Answer, Command, WorkerStatus
 
 WEDGED_MS = 30_000.0
 """Work that waits this long without any progress of its worker makes the worker wedged."""
@@ -69,6 +69,10 @@ class Replica:
     """Its name as a consumer of this gateway's arena; None without one."""
     attaching: bool = False
     """Whether it is not known yet how payloads reach it."""
+    changed: bool = True
+    """Whether the last heartbeat told of something that may have made room for a session."""
+    _seen: int | None = None
+    """How far its progress had come when it was last heard of, or refused a session."""
 
     @property
     def ready(self) -> bool:
@@ -104,9 +108,9 @@ class Replica:
         if process != self.process:
             self.process = process
             self.incarnations += 1
-        self.status = None
+        self.status = self._seen = None
         self.stuck_since_ms = None
-        self.attaching = True
+        self.attaching = self.changed = True
 
     def attached(self, consumer: str | None) -> bool:
         """Payloads go by arena from here on, or inside messages; whether it is ready now."""
@@ -118,14 +122,23 @@ class Replica:
         """The link is lost, with all that the worker held for it."""
         self.sessions = set()
         self.attaching = False
+        self.changed = True
         self.consumer = None
 
     def beat(self, status: WorkerStatus, now_ms: float) -> bool:
         """Take a heartbeat's status in; whether the worker can take sessions again."""
         known = self.status is not None and self.status.ready
+        self.changed = status.progress != self._seen or _gave_up(self.status, status)
+        self._seen = status.progress
         worked = known and self.works(now_ms)
         self._note(status, now_ms)
         return self.works(now_ms) and not worked
+
+    def refused(self, answer: Answer) -> None:
+        """It has refused something: what it had done before that has made no room."""
+        progress = answer.result.get("progress")
+        if isinstance(progress, int):
+            self._seen = progress
 
     def wedged(self, now_ms: float) -> bool:
         """Whether work has waited for WEDGED_MS without progress."""
@@ -143,6 +156,22 @@ class Replica:
         elif self.stuck_since_ms is None:
             self.stuck_since_ms = now_ms
         self.status = status
+
+
+def _gave_up(before: WorkerStatus | None, after: WorkerStatus) -> bool:
+    """Whether more was free in the second of two heartbeats, as far as is known."""
+    if before is None:
+        return False
+    if after.ready != before.ready:
+        return True
+    fits = [(status.compute or ComputeUse()).fits for status in (before, after)]
+    return fits[1] > fits[0] or any(
+        device.free is not None
+        and (known := before.devices.get(name)) is not None
+        and known.free is not None
+        and device.free > known.free
+        for name, device in after.devices.items()
+    )
 
 
 class Placement:

@@ -22,7 +22,7 @@ from sessions.client import (
     SessionEnded,
 )
 from sessions.lanes import DEFAULT_LANE
-from sessions.steps.events import EmergencyStopped, StopReleased
+from sessions.steps.events import EmergencyStopped, StateLost, StopReleased
 
 TURNS = 32
 OTHERS = 32
@@ -35,20 +35,27 @@ def _failed(error: ErrorInfo | None) -> dict[str, Any]:
     return {} if error is None else {"error": error.code}
 
 
+def _why(error: ErrorInfo | None) -> dict[str, Any]:
+    return {} if error is None else {"error": error.code, "reason": error.message}
+
+
 _DESCRIPTIONS: dict[type[Any], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     SessionCreated: lambda _: ("opened", {}),
     Attached: lambda output: ("attached", {"role": output.role.value}),
     LetGo: lambda output: ("let_go", {"reason": output.reason}),
     Parking: lambda output: ("parking", {"stage": output.stage, "reason": output.reason}),
-    Parked: lambda output: ("parked", {"stage": output.stage}),
+    Parked: lambda output: ("parked", {"stage": output.stage, **_why(output.error)}),
     Restoring: lambda output: ("restoring", {"stage": output.stage}),
     Restored: lambda output: (
         "restored",
+        {"stage": output.stage, "origin": output.origin.value, **_why(output.error)},
+    ),
+    StateLost: lambda output: (
+        "state_lost",
         {
-            "stage": output.stage,
-            "origin": output.origin.value,
-            **_failed(output.error),
-            **({} if output.error is None else {"reason": output.error.message}),
+            "committed_step": output.committed_step,
+            "restorable_step": output.restorable_step,
+            **({} if output.reason is None else {"reason": output.reason}),
         },
     ),
     EmergencyStopped: lambda output: ("stopped", {"by": output.by.value}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 AUTO_CORES = -1.0
@@ -20,3 +22,11 @@ class ComputeUse(msgspec.Struct, frozen=True):
     used: float = 0.0
     session: float = 0.0
     turn_ms: float = 0.0
+
+    @property
+    def fits(self) -> float:
+        """How many more sessions have their share of what is left; infinite where nobody counts,
+        or nothing is known."""
+        if self.cores is None or self.session <= 0:
+            return math.inf
+        return max(0.0, self.cores - self.used) // self.session

@@ -99,6 +99,8 @@ class Binding:
         """Why it can never be parked, as its worker has said."""
         self.doubtful = False
         """Whether its worker was lost before it said that the state is stored."""
+        self.unrestored: ErrorInfo | None = None
+        """Why what was stored did not come back, until that is told."""
         self.restoring = False
         """Whether its state is in the store, so that a worker has to bring it back."""
         self.restorable_step: int | None = None

@@ -81,6 +81,8 @@ class Parked:
     """The state of `stage` is in the host's store, and comes back when it is needed."""
 
     stage: str
+    error: ErrorInfo | None = None
+    """Why it has just not come back, where it was wanted."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Origin(StrEnum):
     SNAPSHOT = "snapshot"
     REBUILT = "rebuilt"
     """Made anew from what the session's kind knows of it."""
+    NOTHING = "nothing"
+    """It is lost, and the session's kind cannot make it anew."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Restored:
     stage: str
     origin: Origin = Origin.REBUILT
     error: ErrorInfo | None = None
-    """Why it was kept, where it was."""
+    """Why it was kept, or why what was stored did not come back."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ class Machine(Protocol):
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
 
+    def rebuilt(self, stage: str) -> bool:
+        """Whether the new worker of `stage` was told all that the session is to go on from."""
+
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
         """A new worker of `stage` refused the session."""
 

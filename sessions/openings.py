@@ -130,10 +130,13 @@ class Openings:
         tries = sum(known.trying and lack in known.needs() for known in self._openings)
         return max(0, len(lack.holders(self._admission, now_ms)) - tries)
 
-    def room_on(self, stage: str) -> None:
-        """There may be room on `stage` again; to be followed by `serve`."""
+    def room_on(self, stage: str, changed: bool = True) -> None:
+        """There may be room on `stage` again, because something has `changed` there, or for all
+        that is known; to be followed by `serve`."""
         attempts = (known.attempt for known in self._openings)
-        self._shortages.room_on(stage, [attempt for attempt in attempts if attempt is not None])
+        self._shortages.heard_of(
+            stage, changed, [attempt for attempt in attempts if attempt is not None]
+        )
 
     def close(self, error: AntiphonError) -> None:
         """Refuse all that wait, and whoever comes or fails from now on."""

@@ -169,11 +169,6 @@ class Session:
         return self._stages.stored
 
     @property
-    def doubtful(self) -> tuple[str, ...]:
-        """Those whose workers were lost before they could say so."""
-        return self._stages.doubtful
-
-    @property
     def kept(self) -> dict[str, AntiphonError]:
         """Why the state of the others is not parked, by stage."""
         return self._stages.kept

@@ -22,7 +22,9 @@ class Attempt:
 
     failures_before: int
     stirred: set[str] = field(default_factory=set)
-    """Stages where something has changed since."""
+    """Stages that have been heard of since, which may have changed."""
+    changed: set[str] = field(default_factory=set)
+    """Those that have changed for certain."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Shortages:
     def found_none(self, attempt: Attempt, lack: Lack, error: AntiphonError) -> None:
         """What failed it is what is lacking until something changes."""
         self._said[lack] = error
-        if lack.name not in attempt.stirred:
+        if lack.name not in attempt.changed:
             self._without[lack] = self._failures
 
     def shut(self, attempt: Attempt, lack: Lack, now_ms: float) -> None:
@@ -100,13 +102,17 @@ class Shortages:
         if self._without.get(lack, 0) <= attempt.failures_before:
             self._without.pop(lack, None)
 
-    def room_on(self, stage: str, attempts: Iterable[Attempt]) -> None:
-        """There may be room on `stage` again; `attempts` are all that are under way."""
+    def heard_of(self, stage: str, changed: bool, attempts: Iterable[Attempt]) -> None:
+        """There may be room on `stage` again: something has `changed` there, or nothing is known
+        that has. `attempts` are all that are under way."""
         for lack, shut in self._shut.items():
             shut.news = shut.news or lack.name == stage
-        self._without = {lack: n for lack, n in self._without.items() if lack.name != stage}
+        if changed:
+            self._without = {lack: n for lack, n in self._without.items() if lack.name != stage}
         for attempt in attempts:
             attempt.stirred.add(stage)
+            if changed:
+                attempt.changed.add(stage)
 
     def full_with(self, lack: Lack, sessions: int) -> None:
         """It had no room with so many sessions."""

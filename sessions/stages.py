@@ -108,13 +108,7 @@ class Stages:
     @property
     def stored(self) -> tuple[str, ...]:
         """The stages whose workers have said that their state is in the store."""
-        bindings = self._bindings.values()
-        return tuple(b.stage for b in bindings if b.state is BindingState.PARKED and not b.doubtful)
-
-    @property
-    def doubtful(self) -> tuple[str, ...]:
-        """The stages whose workers were lost before they could say so."""
-        return tuple(b.stage for b in self._bindings.values() if b.doubtful)
+        return tuple(b.stage for b in self._bindings.values() if b.state is BindingState.PARKED)
 
     @property
     def kept(self) -> dict[str, AntiphonError]:
@@ -247,12 +241,10 @@ class Stages:
         if self._lifecycle.live and binding.restoring and not unapplied_bytes:
             # Nothing but the state was there, and that may well be in the store.
             if parking:
+                # Whether it was stored before is known once it is back.
                 binding.doubtful = True
-                binding.stays_parked()
-                self._emit(Parked(stage))
-                binding.wake_if_wanted()
-            else:
-                binding.bind()
+                self._emit(Restoring(stage))
+            binding.bind()
             return
         if self._lifecycle.live and binding.restorable and not unapplied_bytes:
             # Whether it is what the session goes on from is known once it is back.
@@ -341,7 +333,9 @@ class Stages:
             for other in self._bindings.values():
                 other.send_waiting()
             self._machine.stage_ready(stage, now_ms)
-            self._emit(Restored(stage, Origin.SNAPSHOT if restored else Origin.REBUILT))
+            made = Origin.REBUILT if self._machine.rebuilt(stage) else Origin.NOTHING
+            error, binding.unrestored = binding.unrestored, None
+            self._emit(Restored(stage, Origin.SNAPSHOT if restored else made, error))
 
     def _put_away(self, binding: Binding, error: ErrorInfo | None, now_ms: float) -> None:
         """A worker has parked the state, or kept it."""
@@ -361,12 +355,13 @@ class Stages:
             binding.stays_parked()
             binding.give_up_waiting()
             self._machine.stage_refused(stage, error, now_ms)
-            self._emit(Parked(stage))
+            self._emit(Parked(stage, error))
             return
         if binding.doubtful:
             why = f"its worker was lost before the snapshot was finished: {error.message}"
             error = msgspec.structs.replace(error, message=why)
         self._act(NotRestored(stage, error))
+        binding.unrestored = error
         binding.forget_parked()
         self._machine.stage_lost(stage, 0, now_ms, reason=error.message)
         binding.bind()

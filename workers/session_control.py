@@ -337,7 +337,9 @@ class SessionControl:
         command, self._busy = self._busy, None
         if command is None:
             raise ValueError(f"session {event.session} has no operation in progress")
-        self.totals.progress += 1
+        if self.state is not SessionState.OPENING or event.error is None:
+            # Who is refused an open had nothing, and leaves nothing to others.
+            self.totals.progress += 1
         if (order := self._snapshot_order) is not None:
             self._snapshot_done(order, event.error, now_ms)
             return
@@ -359,6 +361,9 @@ class SessionControl:
         signal, self._signal = self._signal, None
         if signal is not None and event.error is None:
             result = self._signalled(signal, result)
+        if opening and event.error is not None:
+            # What was done before it was refused made no room.
+            result = {"progress": self.totals.progress}
         if opening and event.error is None:
             self._parks = result.get("parks", False)
             self.turns.steps.restore(result.get("committed_step", 0))

@@ -102,9 +102,14 @@ class AdminClient:
         answer = self._command(session, "park", PARK_S)
         return list(answer["parked"]), dict(answer["kept"])
 
-    def restore(self, session: str) -> list[str]:
-        """Have a session's state brought back; the stages. Raises NoSuchSession."""
-        return list(self._command(session, "restore")["restored"])
+    def restore(self, session: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Have a session's state brought back: where it is from by stage, and why the others have
+        nothing of it.
+
+        Raises NoSuchSession, and NotDone where it came back nowhere.
+        """
+        answer = self._command(session, "restore", PARK_S)
+        return dict(answer["restored"]), dict(answer["lost"])
 
     def evict(self, session: str) -> None:
         """End a session to make room. Raises NoSuchSession or SessionBusy."""

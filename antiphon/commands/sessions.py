@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         case "park":
             _say_parked(arguments, *gateway.park(arguments.session))
         case "restore":
-            _say(arguments, "restored", gateway.restore(arguments.session))
+            _say_restored(arguments, *gateway.restore(arguments.session))
         case "stop" | "release":
             _stop(gateway, arguments)
         case "evict":
@@ -78,20 +78,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _say(arguments: argparse.Namespace, what: str, stages: list[str]) -> None:
-    if arguments.json:
-        print(json.dumps({"id": arguments.session, what: stages}))
-    else:
-        print(f"{arguments.session}: {what} {', '.join(stages) or 'nothing'}")
-
-
 def _say_parked(arguments: argparse.Namespace, stages: list[str], kept: dict[str, str]) -> None:
     if arguments.json:
         print(json.dumps({"id": arguments.session, "parked": stages, "kept": kept}))
         return
-    _say(arguments, "parked", stages)
+    print(f"{arguments.session}: parked {', '.join(stages)}")
     for reason in kept.values():
         print(f"{arguments.session}: {reason}")
+
+
+def _say_restored(
+    arguments: argparse.Namespace, restored: dict[str, str], lost: dict[str, str]
+) -> None:
+    if arguments.json:
+        print(json.dumps({"id": arguments.session, "restored": restored, "lost": lost}))
+        return
+    stages = [f"{stage} ({origin})" for stage, origin in restored.items()]
+    print(f"{arguments.session}: restored {', '.join(stages) or 'nothing'}")
+    for stage, reason in lost.items():
+        print(f"{arguments.session}: {stage}: {reason}")
 
 
 def _stop(gateway: AdminClient, arguments: argparse.Namespace) -> None:

@@ -10,7 +10,11 @@ const $ = (id) => document.getElementById(id);
 
 const OUTCOMES = {
   park: ({ parked }) => `is put away: ${parked.join(", ")}.`,
-  restore: ({ restored }) => (restored.length ? `is brought back: ${restored.join(", ")}.` : "has nothing that is parked."),
+  restore: ({ restored, lost }) => {
+    const stages = Object.entries(restored).map(([stage, origin]) => `${stage} (${origin})`);
+    const losses = Object.values(lost).map((why) => ` ${why}.`);
+    return (stages.length ? `is brought back: ${stages.join(", ")}.` : "has nothing that is parked.") + losses.join("");
+  },
   evict: () => "ends, to make room.",
   close: () => "is closed.",
 };

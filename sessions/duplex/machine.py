@@ -321,6 +321,10 @@ class DuplexMachine:
         self._context.orchestrator.workers_ready(now_ms)
         self._pump()
 
+    def rebuilt(self, stage: str) -> bool:
+        """Whether the new worker of `stage` was told all that the session is to go on from."""
+        return True
+
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
         """A new worker of `stage` refused the session."""
         self._context.now_ms = now_ms

@@ -514,6 +514,10 @@ class StepMachine:
         self._orchestrator.workers_ready(now_ms)
         self._go_on_changing()
 
+    def rebuilt(self, stage: str) -> bool:
+        """Whether the new worker of `stage` was told all that the session is to go on from."""
+        return not (self._lost and stage == self._roles.state)
+
     def stage_refused(self, stage: str, error: ErrorInfo, now_ms: float) -> None:
         """A new worker of `stage` refused the session."""
         self._now_ms = now_ms

@@ -203,7 +203,8 @@ class Admin(BaseHTTPRequestHandler):
                 kept = {"listen": "stage listen cannot be parked: its engine parks no sessions"}
                 self._answer(200, {"id": "sess_1", "parked": ["think"], "kept": kept})
             case ["sess_1", "restore"]:
-                self._answer(202, {"id": "sess_1", "restored": []})
+                restored, lost = {"think": "snapshot"}, {"speak": "the state is lost"}
+                self._answer(200, {"id": "sess_1", "restored": restored, "lost": lost})
             case ["sess_1", "evict"]:
                 self._answer(202, {"id": "sess_1", "closing": True})
             case ["sess_1", "stop" | "release" as what]:
@@ -374,7 +375,15 @@ def test_the_ledger_is_shown(admin_url: str, capsys: pytest.CaptureFixture[str])
                 "kept": {"listen": "stage listen cannot be parked: its engine parks no sessions"},
             },
         ),
-        ("restore", "sess_1: restored nothing\n", {"id": "sess_1", "restored": []}),
+        (
+            "restore",
+            "sess_1: restored think (snapshot)\nsess_1: speak: the state is lost\n",
+            {
+                "id": "sess_1",
+                "restored": {"think": "snapshot"},
+                "lost": {"speak": "the state is lost"},
+            },
+        ),
     ],
 )
 def test_a_session_is_put_away_and_brought_back(

@@ -239,7 +239,7 @@ class ScriptedHost:
     async def park_session(self, session: str) -> tuple[tuple[str, ...], dict[str, str]]:
         raise self._no(session)
 
-    def restore_session(self, session: str) -> tuple[str, ...]:
+    async def restore_session(self, session: str) -> tuple[dict[str, str], dict[str, str]]:
         raise self._no(session)
 
     @staticmethod

@@ -124,6 +124,15 @@ class Game:
         self.players.append(Player(session, connection))
         return self.players[-1]
 
+    async def heartbeat(self) -> None:
+        """Wait for the next word of the worker about itself."""
+        host = self.gateway.host
+        (replica,) = host._placement.all()
+        before = replica.status
+        while replica.status is before:
+            host._changed.clear()
+            await host._changed.wait()
+
     async def where(self, player: Player) -> tuple[list[str], str]:
         """The stages at which it is parked, and its state."""
         entry = (await self.http.get(f"/v1/admin/sessions/{player.id}")).json()
@@ -205,10 +214,47 @@ async def test_it_is_parked_and_restored_by_the_operator() -> None:
         assert (await game.http.post(f"{address}/park")).json()["parked"] == ["world"]
         assert await game.where(player) == (["world"], "active")
         answer = await game.http.post(f"{address}/restore")
-        assert (answer.status_code, answer.json()["restored"]) == (202, ["world"])
+        assert (answer.status_code, answer.json()["restored"]) == (200, {"world": "snapshot"})
         assert (await player.connection.until("restored"))["origin"] == "snapshot"
         assert await game.where(player) == ([], "active")
         await player.step()
+
+
+async def test_the_operator_is_told_that_what_was_stored_is_lost() -> None:
+    async with playing(places=2) as game:
+        player = await game.join()
+        await player.step()
+        address = f"/v1/admin/sessions/{player.id}"
+        await game.http.post(f"{address}/park")
+        for file in game.store.iterdir():
+            file.write_bytes(b"damaged")
+        answer = await game.http.post(f"{address}/restore")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "session_state_lost")
+        told = await player.connection.until("restored")
+        assert (told["origin"], told["error"]["code"]) == ("nothing", "session_state_lost")
+        entries = game.gateway.host.history(player.id).timeline["entries"]
+        lost, restored = entries[-2:]
+        assert (lost["event"], lost["committed_step"]) == ("state_lost", 1)
+        assert lost["reason"] == restored["reason"] == error["message"]
+        assert (restored["event"], restored["origin"]) == ("restored", "nothing")
+        assert await game.where(player) == ([], "active")
+
+
+async def test_a_full_gateway_says_so_until_something_changes() -> None:
+    rooms = f"/readyz?pipeline={WORLD.name}&capacity=1"
+    async with playing(places=2, pipeline=replace(WORLD, parks=False)) as game:
+        players = [await game.join(), await game.join()]
+        assert (await game.http.get(rooms)).status_code == 200
+        assert (await game.http.post("/v1/sessions", json={})).status_code == 503
+        assert (await game.http.get(rooms)).status_code == 503
+        await game.heartbeat()
+        await game.heartbeat()
+        assert (await game.http.get(rooms)).status_code == 503
+        assert (await game.http.delete(f"/v1/admin/sessions/{players[0].id}")).status_code == 202
+        await players[0].connection.until("session_ended")
+        await game.heartbeat()
+        assert (await game.http.get(rooms)).status_code == 200
 
 
 async def test_a_worker_knows_what_the_one_before_it_has_stored() -> None:

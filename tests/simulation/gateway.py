@@ -446,7 +446,7 @@ class GatewayProcess(Process):
         if isinstance(report, WorkerStatus):
             if link.replica.beat(report, self.now_ms):
                 self.hosted.ready(link.replica.stage, self.now_ms)
-            self.hosted.room(link.replica.stage, self.now_ms)
+            self.hosted.room(link.replica.stage, self.now_ms, link.replica.changed)
             return
         self.watch.reported(self, link, report)
         self.hosted.received(link.replica, report, self.now_ms)
