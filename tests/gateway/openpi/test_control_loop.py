@@ -32,11 +32,13 @@ from sessions.steps.events import (
 from tests.gateway.conftest import listening
 from tests.gateway.native_client import bearer, opened, requests, stream
 from tests.gateway.openpi.robot import WAIT_S, Robot, robot
-from tests.gateway.openpi.test_socket import COUNTING, until
+from tests.gateway.openpi.test_socket import COUNTING, Frames, until
 from tests.gateway.real_host import RealGateway, serving_kind
 from tests.gateway.scripted_host import ScriptedHost
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
+from workers.engine import Turn, TurnResult
 from workers.engines.vla import VlaEngine, VlaOptions
+from workers.engines.vla.engine import RobotSession
 
 HURRIED = Control(deadline_ms=50.0, safe_action="hold")
 PATIENT = Control(deadline_ms=3_600_000.0, safe_action="zero")
@@ -308,3 +310,93 @@ async def test_a_robot_that_is_covered_goes_on_from_what_is_stored(
     restored = [Restore()] if safe_action else []
     assert [verb for verb in host.verbs if isinstance(verb, Restore)] == restored
     assert [verb.step for verb in host.verbs if isinstance(verb, Step)] == [1, goes_on_with]
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """A worker cannot let go of a step that is stopped before this is set."""
+    may_go_on, run = asyncio.Event(), RobotSession.run
+
+    async def stubborn(session: RobotSession, turn: Turn) -> TurnResult:
+        try:
+            return await run(session, turn)
+        except asyncio.CancelledError:
+            await may_go_on.wait()
+            raise
+
+    monkeypatch.setattr(RobotSession, "run", stubborn)
+    return may_go_on
+
+
+async def test_a_reset_of_a_stalled_worker_is_answered_in_time_and_all_that_comes_behind_it(
+    stalled: asyncio.Event,
+) -> None:
+    async with serving(HURRIED) as (_, url, policy), robot(f"{url}?resume=1") as arm:
+        await arm.infer(state=5)
+        await busy(arm, policy)
+        assert not_fresh(await arm.answer()) == "late"
+        for _ in range(2):
+            await arm.observe(endpoint="reset")
+            await arm.observe()
+        late = [await arm.answer() for _ in range(4)]
+        assert [not_fresh(answer) for answer in late] == ["late"] * 4
+        assert all((answer["actions"] == 6).all() for answer in late)
+        # Who comes back meanwhile is answered in time as well.
+        session, secret = (arm.metadata["antiphon"][name] for name in ("session", "secret"))
+        async with robot(f"{url}?session={session}", secret) as again:
+            assert not_fresh(await again.infer()) == "late"
+            policy.gate.set()
+            stalled.set()
+            fresh = late[-1]
+            while not fresh["antiphon"]["fresh"]:
+                fresh = await again.infer()
+            # The reset has been done: the loop begins with step 1 again.
+            assert fresh["antiphon"]["step"] <= len(policy.batches) - 2
+            assert fresh["actions"][0, 0] == fresh["antiphon"]["step"]
+
+
+async def client_stops(http: httpx.AsyncClient, session: str) -> None:
+    answer = await http.post(f"/v1/sessions/{session}/signal", json={"signal": {"type": "stop"}})
+    assert answer.json()["result"]["stopped"] is True
+
+
+async def test_a_stop_answers_what_waits_for_a_reset_at_once_and_no_reset_before_it_ends_it(
+    monkeypatch: pytest.MonkeyPatch, stalled: asyncio.Event
+) -> None:
+    frames = Frames()
+    monkeypatch.setattr(GatewayMetrics, "frames", lambda metrics, surface: frames)
+    async with (
+        serving(PATIENT) as (it, url, policy),
+        robot(url) as arm,
+        requests(it.http) as http,
+    ):
+        await arm.infer()
+        session = arm.metadata["antiphon"]["session"]
+        # One reset waits for what is in flight.
+        await busy(arm, policy)
+        await arm.observe(endpoint="reset")
+        await arm.observe()
+        await frames.until(4)
+        await client_stops(http, session)
+        assert [not_fresh(await arm.answer()) for _ in range(3)] == ["stopped"] * 3
+        assert not policy.gate.is_set()
+        released = await http.post(
+            f"/v1/sessions/{session}/signal", json={"signal": {"type": "release"}}
+        )
+        assert released.status_code == 200
+        # Another is under way, and waits for the step that was stopped.
+        await arm.observe(endpoint="reset")
+        await arm.observe()
+        await frames.until(6)
+        await client_stops(http, session)
+        assert [not_fresh(await arm.answer()) for _ in range(2)] == ["stopped"] * 2
+        assert not policy.gate.is_set()
+        policy.gate.set()
+        stalled.set()
+        answer = await arm.infer()
+        while answer["antiphon"]["step"]:
+            answer = await arm.infer()
+        # It has been done by now.
+        assert not_fresh(answer) == "stopped"
+        assert (await arm.infer(endpoint="reset"))["antiphon"]["reason"] == "reset"
+        assert (await arm.infer())["antiphon"] == {"fresh": True, "step": 1}
