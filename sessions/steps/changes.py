@@ -123,11 +123,13 @@ class Changes:
             self._over()
             self._emit(Refused(error, verb.ref))
 
-    def tick(self, now_ms: float) -> None:
-        """Refuse what has waited too long for a worker."""
-        if self.wait_until_ms is not None and self.wait_until_ms <= now_ms:
-            reason = f"no worker came for stage {self._binding().stage}"
-            self.refuse(EngineLost(reason).info())
+    def tick(self, now_ms: float) -> bool:
+        """Refuse what has waited too long for a worker; whether anything has."""
+        if self.wait_until_ms is None or self.wait_until_ms > now_ms:
+            return False
+        reason = f"no worker came for stage {self._binding().stage}"
+        self.refuse(EngineLost(reason).info())
+        return True
 
     def _over(self) -> None:
         self.verb = self._command = self.wait_until_ms = None

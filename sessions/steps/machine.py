@@ -429,7 +429,7 @@ class StepMachine:
             self._cover.state_lost(self._now_ms)
 
     def _answered(self, answer: Answer) -> None:
-        releases = self._changes.releases
+        releases, under_way = self._changes.releases, self._changes.verb
         match self._changes.answered(answer):
             case Reset() as reset:
                 self._was_reset(reset, releases)
@@ -439,7 +439,8 @@ class StepMachine:
                 self._emit(CheckpointKept(self._committed, answer.result.get("kept", [])))
             case ReleaseActions():
                 self._emit(ActionsReleased(self._committed))
-        self._begin_waiting()
+        if under_way is not self._changes.verb:
+            self._begin_waiting()
 
     def _was_rewound(self, step: int) -> None:
         self._pay()
@@ -663,8 +664,8 @@ class StepMachine:
         self._answer_what_is_due()
         self._orchestrator.tick(now_ms, self._paused)
         self._settle()
-        self._changes.tick(now_ms)
-        self._begin_waiting()
+        if self._changes.tick(now_ms):
+            self._begin_waiting()
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
         """The session closes: what is under way gets its last word."""
