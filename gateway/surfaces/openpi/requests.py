@@ -162,10 +162,13 @@ class Requests:
     def done(self, done: StepDone, state: str, now_ms: float) -> list[bytes]:
         """The answers that a step gives; `state` is the stage that keeps the policy.
 
-        Raises EngineFailed where its output is no map with `actions`.
+        Raises EngineFailed where its output is no map with `actions`, or more than the wire has.
         """
         pieces = [piece for port in done.outputs.values() for piece in port]
-        answer = from_parts(pieces)
+        try:
+            answer = from_parts(pieces)
+        except InvalidRequest as error:
+            raise EngineFailed(f"the policy's answer is {error}") from error
         if not isinstance(answer.get("actions"), np.ndarray):
             raise EngineFailed("the policy's answer has no array of actions", code="no_actions")
         answer.setdefault("policy_timing", {"infer_ms": _infer_ms(pieces, done, state)})
