@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ from workers.engine import Turn, TurnResult
 from workers.engines.vla import VlaEngine, VlaOptions
 from workers.engines.vla.engine import RobotSession
 
+KNOWN = "resume=1&priority=0&rate_hz=20"
 HURRIED = Control(deadline_ms=50.0, safe_action="hold")
 PATIENT = Control(deadline_ms=3_600_000.0, safe_action="zero")
 
@@ -131,6 +133,45 @@ async def test_a_loop_that_cannot_be_had_is_refused() -> None:
             async with connect(f"{url}?{query}") as socket:
                 text, code = await Robot(socket).failure()
                 assert (text.partition(":")[0], code) == ("invalid_value", 1011)
+
+
+async def test_a_parameter_that_nobody_knows_is_refused_by_its_name() -> None:
+    async with serving(Control()) as (_, url, _), robot(f"{url}?{KNOWN}") as arm:
+        told = arm.metadata["antiphon"]
+        back = f"{url}?session={told['session']}"
+        for address, name, code in (
+            (f"{url}?deadline=50", "deadline", "unknown_parameter"),
+            (f"{url}?cursor=1", "cursor", "unknown_parameter"),
+            (f"{back}&api_key=x", "api_key", "unknown_parameter"),
+            # These are said once, and a robot must not think that they changed.
+            (f"{back}&deadline_ms=50", "deadline_ms", "invalid_value"),
+            (f"{back}&priority=1", "priority", "invalid_value"),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(address)
+            answer = refused.value.response
+            error = json.loads(answer.body)["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, code, name)
+        async with robot(f"{back}&resume=1", told["secret"]) as again:
+            assert again.metadata["antiphon"]["resumed"] is True
+
+
+@pytest.mark.parametrize("safe_action", ["hold", "zero", (0.5, -0.5)])
+async def test_a_robot_that_is_stopped_before_it_was_given_anything(safe_action: Any) -> None:
+    async with (
+        serving(Control(deadline_ms=50.0, safe_action=safe_action)) as (it, url, _),
+        robot(url) as arm,
+    ):
+        await admin(it, "POST", "robots/stop")
+        await arm.observe()
+        if isinstance(safe_action, str):
+            # There is nothing whose form it could have: it is told why it cannot move.
+            text, code = await arm.failure()
+            assert (text.partition(":")[0], code) == ("emergency_stopped", 1011)
+            return
+        answer = await arm.answer()
+        assert answer["antiphon"] == {"fresh": False, "step": 1, "reason": "stopped"}
+        assert answer["actions"].tolist() == [[0.5, -0.5]]
 
 
 async def test_without_a_safe_action_a_missed_deadline_ends_the_connection() -> None:
@@ -393,10 +434,9 @@ async def test_a_stop_answers_what_waits_for_a_reset_at_once_and_no_reset_before
         assert not policy.gate.is_set()
         policy.gate.set()
         stalled.set()
-        answer = await arm.infer()
-        while answer["antiphon"]["step"]:
-            answer = await arm.infer()
-        # It has been done by now.
-        assert not_fresh(answer) == "stopped"
+        while it.host.sessions()[0].facts["committed_step"]:
+            assert not_fresh(await arm.infer()) == "stopped"
+        # The reset has been done.
+        assert not_fresh(await arm.infer()) == "stopped"
         assert (await arm.infer(endpoint="reset"))["antiphon"]["reason"] == "reset"
         assert (await arm.infer())["antiphon"] == {"fresh": True, "step": 1}
