@@ -149,6 +149,9 @@ class Handler(Protocol):
     def handle(self, session: str, event: Event) -> None:
         """Feed `event` to the session and carry out what it asks for."""
 
+    def has_room(self, session: str) -> bool:
+        """Whether the session takes more verbs, or has ended."""
+
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
 
@@ -184,6 +187,11 @@ class HostedAttachment:
     def has(self, through: int) -> None:
         """The client has all outputs up to number `through`: they need not be kept for it."""
         self._host.handle(self._session, ClientHas(self._name, through))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the session takes more verbs."""
+        return self._host.has_room(self._session)
 
     async def room(self) -> None:
         """Wait until the session takes more verbs."""

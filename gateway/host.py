@@ -523,6 +523,11 @@ class GatewayHost:
         self._hosted.stage_lost(session, stage, self._now_ms())
         self._arm()
 
+    def has_room(self, session: str) -> bool:
+        """Whether the session takes more verbs, or has ended."""
+        clients = self._clients.get(session)
+        return clients is None or clients.room.is_set()
+
     async def room(self, session: str) -> None:
         """Wait until the session takes more verbs, or has ended."""
         clients = self._clients.get(session)

@@ -42,8 +42,12 @@ class Attachment(Protocol):
     def has(self, through: int) -> None:
         """The client has all outputs up to number `through`: they need not be kept for it."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the session takes more verbs: who sends a client's asks first."""
+
     async def room(self) -> None:
-        """Wait until the session takes more verbs: who sends a client's asks first."""
+        """Wait until it does."""
 
     def set_blocked(self, blocked: bool) -> None:
         """The client's egress queue is full, or has room again."""

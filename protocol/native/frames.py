@@ -197,12 +197,14 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
 class SessionBody(SessionStatus, frozen=True, kw_only=True, omit_defaults=True):
     """One session: its status, its effective settings and limits. `expires_at_s` is Unix time.
 
-    `secret` is in the answer to the open alone: who presents it gets control.
+    `about` is what the engine of each stage says of its model, by stage. `secret` is in the
+    answer to the open alone: who presents it gets control.
     """
 
     settings: Any
     limits: SessionLimits
     expires_at_s: int
+    about: dict[str, dict[str, Any]] = {}
     secret: str | None = None
 
 

@@ -19,8 +19,11 @@ from protocol.errors import InvalidRequest
 
 MAX_DEPTH = 32
 """Maps and lists within each other."""
-MAX_VALUES = 100_000
-"""Of one message, keys included: arrays count with their four members."""
+MAX_VALUES = 4096
+"""Of one message, keys included: arrays and scalars count with their members. Reading so many
+takes the event loop, and all other robots, some 20 ms."""
+MAX_TEXT_BYTES = 1024 * 1024
+"""Of all text of one message, keys included."""
 MAX_DTYPE_LENGTH = 64
 
 REFUSED_KINDS = "VOc"
@@ -66,14 +69,14 @@ def pack(value: Any) -> bytes:
         raise InvalidRequest(f"cannot be packed: {error}") from error
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """The value in `data`, which is one message and nothing more.
+def unpack(data: bytes | bytearray | memoryview, most_values: int = MAX_VALUES) -> Any:
+    """The value in `data`, which is one message and nothing more, of `most_values` at most.
 
     Arrays are read-only views of `data`, whatever their size: what is kept of them keeps all of
     it. Raises InvalidRequest for anything else than a message of this wire, at a cost that is
     bounded by its length.
     """
-    reader = _Reader(memoryview(data).toreadonly().cast("B"))
+    reader = _Reader(memoryview(data).toreadonly().cast("B"), most_values)
     value = reader.value(0)
     reader.check_end()
     return value
@@ -82,10 +85,12 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 class _Reader:
     """Reads values one after the other. Lengths are held against what is there at once."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, most_values: int) -> None:
         self._data = data
         self._at = 0
-        self._left = MAX_VALUES
+        self._most = most_values
+        self._left = most_values
+        self._text_left = MAX_TEXT_BYTES
 
     def check_end(self) -> None:
         """Raise InvalidRequest when something follows."""
@@ -96,7 +101,7 @@ class _Reader:
         """The next value. Bytes are a view of the data if `borrow`."""
         self._left -= 1
         if self._left < 0:
-            raise _unreadable(f"more than {MAX_VALUES} values")
+            raise self._too_many()
         if self._at >= len(self._data):
             raise _unreadable("it ends too early")
         code = self._data[self._at]
@@ -123,6 +128,9 @@ class _Reader:
             return self._text(code & 0x1F)
         return self._map(code & 0x0F, depth) if code < 0x90 else self._list(code & 0x0F, depth)
 
+    def _too_many(self) -> InvalidRequest:
+        return _unreadable(f"more than {self._most} values outside of arrays")
+
     def _take(self, length: int) -> memoryview:
         end = self._at + length
         if end > len(self._data):
@@ -132,6 +140,9 @@ class _Reader:
         return taken
 
     def _text(self, length: int) -> str:
+        self._text_left -= length
+        if self._text_left < 0:
+            raise _unreadable(f"more than {MAX_TEXT_BYTES} bytes of text")
         try:
             return str(self._take(length), "utf-8")
         except UnicodeDecodeError as error:
@@ -192,6 +203,8 @@ class _Reader:
             return None
         self._at = at
         self._left -= 8 + len(shape)
+        if self._left < 0:
+            raise self._too_many()
         return _array_of(content, _known_dtype(name), shape)
 
     def _key(self, depth: int) -> str | bytes:

@@ -41,6 +41,10 @@ class Changes:
         """What is under way."""
         self.wait_until_ms: float | None = None
         """When it is refused, where it waits for a worker."""
+        self.told = False
+        """Whether the client of a reset was answered before it was done."""
+        self.releases = True
+        """Whether a reset lets its client's stop go: not one that came after it."""
         self._binding = binding
         self._restore_ms = restore_ms
         self._emit = emit
@@ -65,10 +69,25 @@ class Changes:
         """Whether the worker may have put another state in the place of this one by now."""
         return self._command is not None and isinstance(self.verb, Reset | Rewind)
 
+    @property
+    def unanswered(self) -> Reset | None:
+        """The reset under way, where its client is to have an answer in time and had none."""
+        verb = self.verb
+        owed = isinstance(verb, Reset) and verb.since_ms is not None and not self.told
+        return verb if owed and isinstance(verb, Reset) else None
+
     def begin(self, verb: StateVerb) -> None:
-        """Take it up. Raises CapacityExceeded while another is under way."""
-        self.check()
-        self.verb = verb
+        """Take it up. Raises CapacityExceeded while another is under way.
+
+        A reset takes the place of one of which its client was told already: nothing is done
+        between them.
+        """
+        if not (self.told and isinstance(verb, Reset) and self._same(verb)):
+            self.check()
+        self.verb, self.told, self.releases = verb, False, True
+
+    def _same(self, reset: Reset) -> bool:
+        return isinstance(self.verb, Reset) and self.verb.parameters == reset.parameters
 
     def go_on(self, now_ms: float) -> None:
         """No step is in flight: ask the worker, or wait for one."""
@@ -104,20 +123,24 @@ class Changes:
             self._over()
             self._emit(Refused(error, verb.ref))
 
-    def tick(self, now_ms: float) -> None:
-        """Refuse what has waited too long for a worker."""
-        if self.wait_until_ms is not None and self.wait_until_ms <= now_ms:
-            reason = f"no worker came for stage {self._binding().stage}"
-            self.refuse(EngineLost(reason).info())
+    def tick(self, now_ms: float) -> bool:
+        """Refuse what has waited too long for a worker; whether anything has."""
+        if self.wait_until_ms is None or self.wait_until_ms > now_ms:
+            return False
+        reason = f"no worker came for stage {self._binding().stage}"
+        self.refuse(EngineLost(reason).info())
+        return True
 
     def _over(self) -> None:
         self.verb = self._command = self.wait_until_ms = None
+        self.told, self.releases = False, True
 
     def freeze(self) -> tuple[object, ...] | None:
         """The canonical value of this state."""
         if self.verb is None:
             return None
-        return (type(self.verb).__name__, self._command, self.wait_until_ms)
+        asked = (type(self.verb).__name__, self._command, self.wait_until_ms)
+        return (*asked, self.unanswered and self.unanswered.since_ms, self.told, self.releases)
 
 
 def _signal(verb: StateVerb) -> tuple[str, dict[str, Any]]:

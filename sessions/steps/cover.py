@@ -12,8 +12,10 @@ from protocol.payloads import Payload
 from sessions.actions import NotFresh
 from sessions.pipeline import Kind, Pipeline
 from sessions.steps.events import (
+    NEXT,
     EmergencyStopped,
     Reason,
+    Reset,
     SafeAction,
     Step,
     StepOutput,
@@ -52,8 +54,8 @@ class Cover:
         """Whether nothing is to run."""
         return bool(self._stops)
 
-    def due_ms(self, verb: Step) -> float | None:
-        """When the answer to a step is due; None: it may take as long as it likes, as the first
+    def due_ms(self, verb: Step | Reset) -> float | None:
+        """When the answer to a verb is due; None: it may take as long as it likes, as the first
         fresh one may always."""
         if self._within_ms is None or verb.since_ms is None or not self._safe.armed:
             return None
@@ -65,16 +67,23 @@ class Cover:
             self._safe.given(outputs, now_ms)
 
     def answer(
-        self, verb: Step, reason: Reason, committed: int, now_ms: float, *, in_flight: bool = False
+        self,
+        verb: Step | Reset,
+        reason: Reason,
+        committed: int,
+        now_ms: float,
+        *,
+        in_flight: bool = False,
     ) -> bool:
-        """Answer a step with the safe action; False where there is none."""
+        """Answer a verb with the safe action; False where there is none."""
         outputs = self._safe.make(now_ms)
         due_ms = self.due_ms(verb)
         late = due_ms is not None and due_ms <= now_ms
         self._measured(NotFresh(reason, outputs is not None, late))
         if outputs is None:
             return False
-        self._emit(SafeAction(verb.step, committed, reason, outputs, in_flight, verb.ref))
+        step = verb.step if isinstance(verb, Step) else NEXT
+        self._emit(SafeAction(step, committed, reason, outputs, in_flight, verb.ref))
         if reason is Reason.STATE_LOST:
             self._lost_told = True
         return True
@@ -83,6 +92,8 @@ class Cover:
 
     def why_late(self) -> Reason:
         """Why there is nothing fresh at a deadline."""
+        if self.stopped:
+            return Reason.STOPPED
         return Reason.WORKER_LOST if self._worker_lost else Reason.LATE
 
     def why_failed(self, error: ErrorInfo, now_ms: float) -> Reason | None:

@@ -47,10 +47,15 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Reset:
-    """Begin anew at step 0, with what `parameters` say. A step in flight is cancelled."""
+    """Begin anew at step 0, with what `parameters` say. A step in flight is cancelled.
+
+    `since_ms` is when it came (monotonic), where it is to have an answer in time as a step has;
+    None: it is told what came of it, whenever that is.
+    """
 
     parameters: dict[str, Any] = field(default_factory=dict)
     ref: str | None = None
+    since_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,9 @@ class SafeAction:
     """The answer to a step without anything fresh: `outputs` are the safe action.
 
     `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and a `StepFailed`
-    tells what became of it: its own output is not given any more.
+    tells what became of it: its own output is not given any more. So it is with a reset that
+    is to have an answer in time, which has the number 0 and its own `ref`; it ends with a
+    `WasReset` or a `Refused`.
     """
 
     step: int

@@ -206,10 +206,11 @@ class StepMachine:
         if self._answers.get(verb.step) is not None:
             self._answer(verb.step)
             return
-        if not waited:
+        resetting = self._changes.resetting
+        if not waited and not (resetting and verb.step == NEXT):
             # What has waited came before the change that is under way.
             self._changes.check()
-        if self._lost:
+        if self._lost and not resetting:
             covered = self._cover.covers_loss(self._now_ms)
             if not (covered and self._answer_safely(verb, Reason.STATE_LOST)):
                 raise self._state_lost()
@@ -217,7 +218,7 @@ class StepMachine:
         self._check(verb)
         if verb.since_ms is None:
             verb = replace(verb, since_ms=self._now_ms)
-        if flight is not None:
+        if flight is not None or resetting:
             self._answer_waiting(Reason.SUPERSEDED, superseded())
             self._waiting = verb
             return
@@ -265,10 +266,10 @@ class StepMachine:
         check_parameters(verb.parameters, "parameters")
 
     def _begin_waiting(self) -> None:
-        """The step in flight is over, and the one that waits for that is next."""
-        verb, self._waiting = self._waiting, None
-        if verb is None:
+        """The step that waits is next, if the one in flight is over, and a reset."""
+        if self._waiting is None or self._flight is not None or self._changes.resetting:
             return
+        verb, self._waiting = self._waiting, None
         try:
             self._step(verb, waited=True)
         except AntiphonError as error:
@@ -277,7 +278,9 @@ class StepMachine:
 
     # Answers without anything fresh
 
-    def _answer_safely(self, verb: Step, reason: Reason, *, in_flight: bool = False) -> bool:
+    def _answer_safely(
+        self, verb: Step | Reset, reason: Reason, *, in_flight: bool = False
+    ) -> bool:
         return self._cover.answer(verb, reason, self._committed, self._now_ms, in_flight=in_flight)
 
     def _answer_flight(self, reason: Reason, error: AntiphonError) -> None:
@@ -288,6 +291,14 @@ class StepMachine:
             if not self._answer_safely(flight.verb, reason, in_flight=True):
                 verb, told = flight.verb, error.info()
                 self._emit(StepFailed(verb.step, self._committed, told, verb.ref, in_flight=True))
+
+    def _answer_reset(self, reason: Reason, error: AntiphonError) -> None:
+        """Answer the reset that is under way, which goes on, if its client is owed that."""
+        reset = self._changes.unanswered
+        if reset is not None:
+            self._changes.told = True
+            if not self._answer_safely(reset, reason, in_flight=True):
+                self._emit(Refused(error.info(), reset.ref))
 
     def _answer_waiting(self, reason: Reason, error: AntiphonError) -> None:
         """Answer the step that waits, which is not done."""
@@ -303,6 +314,10 @@ class StepMachine:
     def _waiting_due_ms(self) -> float | None:
         return None if self._waiting is None else self._cover.due_ms(self._waiting)
 
+    def _reset_due_ms(self) -> float | None:
+        reset = self._changes.unanswered
+        return None if reset is None else self._cover.due_ms(reset)
+
     def _answer_what_is_due(self) -> None:
         flight, due_ms = self._flight, self._waiting_due_ms()
         if flight is not None and flight.late(self._now_ms):
@@ -310,6 +325,9 @@ class StepMachine:
             if self._bindings[self._roles.state].waits(flight.turn):
                 # No worker has it yet, and nobody needs it any more.
                 self._stop(flight)
+        reset_due_ms = self._reset_due_ms()
+        if reset_due_ms is not None and reset_due_ms <= self._now_ms:
+            self._answer_reset(self._cover.why_late(), deadline_missed())
         if due_ms is not None and due_ms <= self._now_ms:
             self._answer_waiting(self._cover.why_late(), deadline_missed())
 
@@ -318,6 +336,9 @@ class StepMachine:
         self._answer_flight(Reason.STOPPED, stopped())
         if self._flight is not None:
             self._stop(self._flight)
+        if by is StoppedBy.CLIENT:
+            self._changes.releases = False
+        self._answer_reset(Reason.STOPPED, stopped())
         self._answer_waiting(Reason.STOPPED, stopped())
         owed, self._owed = self._owed, {}
         for step in owed:
@@ -408,15 +429,18 @@ class StepMachine:
             self._cover.state_lost(self._now_ms)
 
     def _answered(self, answer: Answer) -> None:
+        releases, under_way = self._changes.releases, self._changes.verb
         match self._changes.answered(answer):
             case Reset() as reset:
-                self._was_reset(reset)
+                self._was_reset(reset, releases)
             case Rewind(step=step):
                 self._was_rewound(step)
             case Checkpoint():
                 self._emit(CheckpointKept(self._committed, answer.result.get("kept", [])))
             case ReleaseActions():
                 self._emit(ActionsReleased(self._committed))
+        if under_way is not self._changes.verb:
+            self._begin_waiting()
 
     def _was_rewound(self, step: int) -> None:
         self._pay()
@@ -425,7 +449,7 @@ class StepMachine:
         self._answers.forget_after(step)
         self._emit(WasRewound(step))
 
-    def _was_reset(self, reset: Reset) -> None:
+    def _was_reset(self, reset: Reset, releases: bool) -> None:
         self._pay()
         self._committed = 0
         self._lost = False
@@ -436,7 +460,8 @@ class StepMachine:
         self._answers.clear()
         self._cover.state_found()
         self._emit(WasReset(0))
-        self._cover.begun_anew()
+        if releases:
+            self._cover.begun_anew()
 
     def produced(self, piece: StageProduced, now_ms: float) -> None:
         """A stage made a piece of a step's output."""
@@ -525,6 +550,7 @@ class StepMachine:
         self._settle()
         if stage == self._roles.state:
             self._changes.refuse(error)
+            self._begin_waiting()
 
     # The step in flight
 
@@ -633,6 +659,7 @@ class StepMachine:
         first_ms = earliest(first_ms, self._waiting_due_ms())
         if self._flight is not None:
             first_ms = earliest(first_ms, self._flight.unanswered_at_ms)
+        first_ms = earliest(first_ms, self._reset_due_ms())
         return earliest(first_ms, self._changes.wait_until_ms)
 
     def tick(self, now_ms: float) -> None:
@@ -641,7 +668,8 @@ class StepMachine:
         self._answer_what_is_due()
         self._orchestrator.tick(now_ms, self._paused)
         self._settle()
-        self._changes.tick(now_ms)
+        if self._changes.tick(now_ms):
+            self._begin_waiting()
 
     def end(self, reason: CloseReason, error: ErrorInfo | None, now_ms: float) -> None:
         """The session closes: what is under way gets its last word."""

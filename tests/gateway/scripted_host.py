@@ -42,21 +42,24 @@ class ScriptedAttachment:
         self.role = Role.CONTROLLER
         self.detached = False
         self.resumable = False
-        self.verbs: list[ClientVerb] = []
+        self.verbs: list[Any] = []
         self.blocked: list[bool] = []
         self.acknowledged = 0
         self.closed: str | None = None
         self.ended = False
         self.gone = asyncio.Event()
         self.was_blocked = asyncio.Event()
-        self.has_room = asyncio.Event()
-        self.has_room.set()
+        self.roomy = asyncio.Event()
+        self.roomy.set()
+        self.wanted_room = asyncio.Event()
+        self.got = asyncio.Event()
+        """Set with every verb."""
 
     @property
     def session(self) -> str:
         return self._session
 
-    def put_out(self, output: ClientOutput) -> None:
+    def put_out(self, output: Any) -> None:
         self._sequence += 1
         if self._on_output is not None:
             self._on_output(self._sequence, output)
@@ -64,6 +67,7 @@ class ScriptedAttachment:
     def send(self, verb: Verb, command: str | None = None) -> None:
         said = cast(ClientVerb, verb)
         self.verbs.append(said)
+        self.got.set()
         self._script(self, said)
 
     def misspoke(self, command: str, error: ErrorInfo) -> None:
@@ -72,8 +76,13 @@ class ScriptedAttachment:
     def has(self, through: int) -> None:
         self.acknowledged = through
 
+    @property
+    def has_room(self) -> bool:
+        return self.roomy.is_set()
+
     async def room(self) -> None:
-        await self.has_room.wait()
+        self.wanted_room.set()
+        await self.roomy.wait()
 
     def set_blocked(self, blocked: bool) -> None:
         self.blocked.append(blocked)
@@ -107,6 +116,8 @@ class ScriptedHost:
         self.pipelines: Mapping[str, Pipeline] = {
             "voice": Pipeline("voice", ("listen",), (), {"text": "listen"})
         }
+        self.kind = "duplex"
+        """Of all sessions."""
         self.draining = False
         self.holds_lease = True
         self.script = script
@@ -165,7 +176,9 @@ class ScriptedHost:
     def sessions(self, most: int | None = None) -> list[SessionSummary]:
         self.looks += 1
         return [
-            SessionSummary(entry.session, "voice", "duplex", entry.tenant, "active", 1, 0, 1.5, 0.5)
+            SessionSummary(
+                entry.session, "voice", self.kind, entry.tenant, "active", 1, 0, 1.5, 0.5
+            )
             for entry in self.attachments
             if not entry.ended
         ]

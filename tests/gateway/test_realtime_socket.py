@@ -407,7 +407,7 @@ async def test_a_long_append_waits_piece_by_piece_for_room(serve: Serve) -> None
     got = asyncio.Event()
 
     def script(attachment: ScriptedAttachment, verb: duplex.ClientVerb) -> None:
-        attachment.has_room.clear()
+        attachment.roomy.clear()
         got.set()
 
     gateway = await serve(host=ScriptedHost(script))
@@ -421,7 +421,7 @@ async def test_a_long_append_waits_piece_by_piece_for_room(serve: Serve) -> None
         for _ in range(4):
             await got.wait()
             got.clear()
-            attachment.has_room.set()
+            attachment.roomy.set()
     *appends, commit = attachment.verbs
     assert commit == duplex.CommitInput("c")
     parts = [verb.pcm for verb in appends if isinstance(verb, duplex.AppendAudio)]

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from gateway.access import Access
 from gateway.hosting import OnPosition, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
+from gateway.surfaces.native.about import told
 from gateway.surfaces.native.documents import asyncapi, json_schema
 from gateway.surfaces.native.opening import OpenAnswer, wants_events
 from gateway.surfaces.native.outputs import limits_out
@@ -167,6 +168,7 @@ class NativeSessions:
             settings=known.settings,
             limits=limits_out(known.limits),
             expires_at_s=known.expires_at_s,
+            about=told(known.about),
             secret=secret,
         )
 

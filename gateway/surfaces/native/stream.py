@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -23,12 +25,14 @@ from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
 from gateway.surfaces.outlet import Outlet
+from gateway.surfaces.reading_on import ReadingOn
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from protocol.native import (
     WIRES,
     Attach,
     ClientFrame,
     Close,
+    EmergencyStop,
     Failed,
     Have,
     Signal,
@@ -36,8 +40,10 @@ from protocol.native import (
     Update,
     Wire,
 )
-from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded
-from sessions.steps.events import EmergencyStop
+from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded, Verb
+from sessions.pipeline import Kind
+from sessions.steps import events as steps
+from sessions.steps.refusals import stopped
 
 ATTACH_S = 10.0
 """How long a connection may take to say what it is to be."""
@@ -84,6 +90,24 @@ class NativeStream:
         await _Connection(self._host, self._metrics, wire, summary, receive, send).run()
 
 
+@dataclass(frozen=True)
+class _Said:
+    """A frame of the client, and how many stops there had been then."""
+
+    frame: ClientFrame
+    stops: int
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """Why one could not be read, and what the client called it. The exception itself would hold
+    the frame, and where it was raised, as long as this waits."""
+
+    error: ErrorInfo
+    command: str | None
+    ref: str | None
+
+
 class _Connection:
     """One connection, from the upgrade to the close."""
 
@@ -114,6 +138,8 @@ class _Connection:
         self._kept_through = 0
         """What the session had put out when this client came: it is told again, if at all."""
         self._over = False
+        self._stops = 0
+        """Grows with every emergency stop: what was said before one does not release it."""
 
     def on_output(self, sequence: int, output: Any) -> None:
         """Queue what the session puts out."""
@@ -129,6 +155,8 @@ class _Connection:
         match output:
             case Refused(error=error) | Answered(error=ErrorInfo() as error):
                 self._metrics.error_told(error.code)
+            case steps.EmergencyStopped():
+                self._stops += 1
             case LetGo(reason=reason):
                 self._over = True
                 self._outlet.finish(*LET_GO.get(reason, (CLOSE_POLICY, reason)))
@@ -200,28 +228,58 @@ class _Connection:
         log.info("client_does_not_read", session=self._session, observer=self._observes)
 
     async def _read(self, attachment: Attachment) -> None:
+        reading: ReadingOn[_Said | _Unread] = ReadingOn(
+            self._receive, lambda message: self._heard(message, attachment)
+        )
         while True:
             await self._egress.room()
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
+            said = await reading.next()
+            if said is None:
                 return
             if self._over:
                 continue  # It spoke before it read that its session goes on without it.
-            frame: ClientFrame | None = None
+            if isinstance(said, _Unread):
+                self._answer(said.error, said.command, said.ref, attachment)
+                continue
             try:
-                frame = self._read_frame(message)
-                await self._carry_out(frame, attachment)
+                if not await self._carry_out(said, attachment, reading):
+                    return
             except AntiphonError as error:
-                self._answer(error, frame, attachment)
+                named = said.frame if isinstance(said.frame, Update | Signal) else None
+                command, ref = (named.id, named.ref) if named is not None else (None, None)
+                self._answer(error.info(), command, ref, attachment)
+
+    def _heard(self, message: Message, attachment: Attachment) -> _Said | _Unread | None:
+        """What a message says, to be carried out in its turn; None: it was a stop, which has
+        none."""
+        try:
+            frame = self._read_frame(message)
+        except Unreadable as error:
+            return _Unread(error.info(), error.id, error.ref)
+        if isinstance(frame, Signal) and isinstance(frame.signal, EmergencyStop) and self._may_stop:
+            self._stops += 1
+            for verb in self._verbs(frame):
+                attachment.send(verb, frame.id)
+            return None
+        return _Said(frame, self._stops)
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._kind == Kind.ROBOT and not (self._observes or self._over)
 
     def _read_frame(self, message: Any) -> ClientFrame:
         self._frames.received += 1
         text = message.get("text")
         return self._wire.read(message["bytes"] if text is None else text)
 
-    async def _carry_out(self, frame: ClientFrame, attachment: Attachment) -> None:
-        """Raises InvalidRequest, and then nothing of it was carried out."""
-        match frame:
+    async def _carry_out(
+        self, said: _Said, attachment: Attachment, reading: ReadingOn[_Said | _Unread]
+    ) -> bool:
+        """Whether to read on: not where the client has left and there is no room for this.
+
+        Raises InvalidRequest, and then nothing of it was carried out.
+        """
+        match frame := said.frame:
             case Have():
                 attachment.has(self._cursors.read(frame.cursor))
             case Attach():
@@ -230,30 +288,42 @@ class _Connection:
                 raise InvalidRequest("an observer only looks on", code="not_controller")
             case Close():
                 attachment.close("client")
-            case Update(input=said) | Signal(signal=said):
-                for verb in verbs(self._kind, said, frame.id, frame.ref):
-                    if not isinstance(verb, EmergencyStop):
-                        await attachment.room()
-                    if not self._over:
-                        attachment.send(verb, frame.id)
+            case Update() | Signal():
+                return await self._ask(frame, said.stops, attachment, reading)
+        return True
+
+    async def _ask(
+        self,
+        frame: Update | Signal,
+        stops: int,
+        attachment: Attachment,
+        reading: ReadingOn[_Said | _Unread],
+    ) -> bool:
+        for verb in self._verbs(frame):
+            if not (attachment.has_room or await reading.wait_for(attachment.room())):
+                return False
+            if stops != self._stops and isinstance(verb, steps.ReleaseStop | steps.Reset):
+                raise stopped("an emergency stop was sent after it")
+            if not self._over:
+                attachment.send(verb, frame.id)
+        return True
+
+    def _verbs(self, frame: Update | Signal) -> Iterator[Verb]:
+        said = frame.input if isinstance(frame, Update) else frame.signal
+        return verbs(self._kind, said, frame.id, frame.ref)
 
     def _answer(
-        self, error: AntiphonError, frame: ClientFrame | None, attachment: Attachment
+        self, error: ErrorInfo, command: str | None, ref: str | None, attachment: Attachment
     ) -> None:
         """Say that what a frame asks for cannot be; its session answers one with an id, once."""
-        command, ref = None, None
-        if isinstance(frame, Update | Signal):
-            command, ref = frame.id, frame.ref
-        elif isinstance(error, Unreadable):
-            command, ref = error.id, error.ref
         if command is not None and not self._observes:
-            attachment.misspoke(command, error.info())
+            attachment.misspoke(command, error)
             return
         self._metrics.error_told(error.code)
         if command is None:
-            self._egress.put(self._writer.alone(Refused(error.info(), ref)))
+            self._egress.put(self._writer.alone(Refused(error, ref)))
         else:
-            self._egress.put(self._writer.alone(Answered(command, error.info())))
+            self._egress.put(self._writer.alone(Answered(command, error)))
 
 
 def _check(attach: Attach) -> None:

@@ -13,6 +13,29 @@ NUMBERS = ("deadline_ms", "rate_hz")
 SAFE_ACTION = "safe_action"
 
 
+RESUMED = frozenset({"session", "resume"})
+OPENED = frozenset({"resume", "priority", *NUMBERS, SAFE_ACTION})
+"""What a connection may say that comes back to its session, or opens one."""
+
+
+def check_parameters(scope: Scope) -> None:
+    """Raise InvalidRequest for a query parameter that has no meaning here: what a robot believes
+    to be its deadline must not be nobody's."""
+    said = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    known = RESUMED if "session" in said else OPENED
+    for name in said:
+        if name in known:
+            continue
+        if name in OPENED:
+            raise InvalidRequest("is said when the session is opened, and holds", field=name)
+        names = ", ".join(sorted({*OPENED, *RESUMED}))
+        raise InvalidRequest(
+            f"there is no parameter {name[:64]!r}; known are {names}",
+            field=name[:64],
+            code="unknown_parameter",
+        )
+
+
 def chosen_control(scope: Scope) -> dict[str, Any]:
     """`deadline_ms`, `rate_hz` and `safe_action` of the connection, where they are given.
 

@@ -9,7 +9,7 @@ fresh in time all of them are answered with the safe action of their session.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from sessions.steps.events import (
 MAX_PENDING = 16
 """Requests that wait for an answer; who sends more is not read until there is room."""
 
+_RESET = "reset"
+"""What the resets of a connection are called, by which their answers are known."""
 _ENDPOINT = "endpoint"
 _LABEL = "session_id"
 
@@ -85,16 +87,24 @@ class _Request:
 class Requests:
     """Of one connection to a session at `committed`, where step `in_flight` of an earlier
     connection may still run: nobody waits for its answer, and ours begin after it. So it is with
-    a step of ours that has been answered before it was done."""
+    a step of ours that has been answered before it was done, and with a reset. Who has `resumed`
+    does not know of those."""
 
-    def __init__(self, committed: int, in_flight: int | None = None) -> None:
+    def __init__(
+        self, committed: int, in_flight: int | None = None, *, resumed: bool = False
+    ) -> None:
         self.committed = committed
         self.superseded = 0
         """Observations that were answered without being computed, so far."""
         self._stray = in_flight
+        self._unsure = resumed
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
-        """What the step or reset that runs answers; the last one is what it was begun for."""
+        """What the step that runs, or waits to, answers; it was begun for the last one."""
+        self._reset: _Request | None = None
+        """The reset that is under way, while it has no answer."""
+        self._resetting = False
+        """Whether one is under way."""
         self._unsent: deque[float] = deque()
         """When the requests came whose answers are on their way to the client."""
         self._prev_total_ms: float | None = None
@@ -102,7 +112,7 @@ class Requests:
     @property
     def pending(self) -> int:
         """Requests without an answer."""
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._running) + (self._reset is not None)
 
     def ask(self, asked: Asked, now_ms: float) -> None:
         """A request has come."""
@@ -113,28 +123,25 @@ class Requests:
         if not self._waiting or (self._running and not self._replaceable):
             return None
         if isinstance(self._waiting[0].asked, ResetAsked):
-            if self._running:
+            if self._running or self._reset is not None:
                 return None
-            self._running = [self._waiting.popleft()]
-            return Reset()
+            self._reset = self._waiting.popleft()
+            self._resetting = True
+            return Reset(ref=_RESET, since_ms=self._reset.received_ms)
         newest = self._waiting[0].asked
         while self._waiting and isinstance(self._waiting[0].asked, Observed):
             newest = self._waiting[0].asked
             self._running.append(self._waiting.popleft())
         assert isinstance(newest, Observed)
-        number = self.committed + 1 if self._stray is None else NEXT
+        known = self._stray is None and not self._resetting and not self._unsure
+        number = self.committed + 1 if known else NEXT
         return Step(number, newest.inputs, since_ms=self._running[0].received_ms)
 
     @property
     def _replaceable(self) -> bool:
-        """Whether what was begun waits for the step of which nobody wants the answer: a newer
-        observation takes its place."""
-        return self._stray is not None and self._for_step
-
-    @property
-    def _for_step(self) -> bool:
-        """Whether what runs is a step, or waits to be one."""
-        return bool(self._running) and isinstance(self._running[-1].asked, Observed)
+        """Whether what was begun waits for a reset, or for the step of which nobody wants the
+        answer: a newer observation takes its place."""
+        return self._stray is not None or self._resetting
 
     def step_over(self, step: int, committed: int) -> bool:
         """A step has ended, well or not; whether it was one of this connection's."""
@@ -142,7 +149,9 @@ class Requests:
         if step == self._stray:
             self._stray = None
             return False
-        return self._for_step
+        if step != NEXT:
+            self._unsure = False
+        return bool(self._running)
 
     def failed(self, failed: StepFailed) -> bool:
         """A step has ended without an output; whether that is an error of this connection's."""
@@ -153,10 +162,13 @@ class Requests:
     def done(self, done: StepDone, state: str, now_ms: float) -> list[bytes]:
         """The answers that a step gives; `state` is the stage that keeps the policy.
 
-        Raises EngineFailed where its output is no map with `actions`.
+        Raises EngineFailed where its output is no map with `actions`, or more than the wire has.
         """
         pieces = [piece for port in done.outputs.values() for piece in port]
-        answer = from_parts(pieces)
+        try:
+            answer = from_parts(pieces)
+        except InvalidRequest as error:
+            raise EngineFailed(f"the policy's answer is {error}") from error
         if not isinstance(answer.get("actions"), np.ndarray):
             raise EngineFailed("the policy's answer has no array of actions", code="no_actions")
         answer.setdefault("policy_timing", {"infer_ms": _infer_ms(pieces, done, state)})
@@ -175,12 +187,15 @@ class Requests:
         """The answers where there is nothing fresh. A step that is still in flight is nobody's
         from here on."""
         self.committed = given.committed_step
-        if given.reason is Reason.SUPERSEDED or given.step == self._stray or not self._for_step:
+        if given.reason is Reason.SUPERSEDED or given.step == self._stray:
             # What took its place is of the same requests; or nobody waits for this answer.
             return []
-        if given.in_flight:
-            self._stray = given.step
-        answered, self._running = self._running, []
+        if given.ref == _RESET:
+            answered, self._reset = [] if self._reset is None else [self._reset], None
+        else:
+            if given.in_flight and self._running:
+                self._stray = given.step
+            answered, self._running = self._running, []
         pieces = [piece for port in given.outputs.values() for piece in port]
         step = given.step or given.committed_step
         answer = {
@@ -190,12 +205,23 @@ class Requests:
         }
         return [self._answer(answer, request, now_ms) for request in answered]
 
+    def stopped(self) -> None:
+        """An emergency stop: a reset that was asked for before it must not release it, and is
+        answered as what was observed then."""
+        self._waiting = deque(
+            replace(request, asked=Observed([]))
+            if isinstance(request.asked, ResetAsked)
+            else request
+            for request in self._waiting
+        )
+
     def was_reset(self, now_ms: float) -> bytes | None:
         """The answer to a reset: a map whose `actions` are none. None: nobody asked for it."""
         self.committed = 0
-        if not self._running or not isinstance(self._running[-1].asked, ResetAsked):
+        self._resetting = self._unsure = False
+        request, self._reset = self._reset, None
+        if request is None:
             return None
-        request = self._running.pop()
         said = {"fresh": True, "step": 0, "reason": "reset"}
         actions = np.zeros((0, 0), np.float32)
         return self._answer({"actions": actions, "antiphon": said}, request, now_ms)

@@ -13,7 +13,7 @@ import secrets
 from typing import Any
 
 import structlog
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.hosting import Attachment, SessionHost
@@ -21,10 +21,11 @@ from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
-from gateway.surfaces.openpi.control import chosen_control
+from gateway.surfaces.openpi.control import check_parameters, chosen_control
 from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.priority import asked_priority
+from gateway.surfaces.reading_on import ReadingOn
 from gateway.surfaces.resume import Return, returning, wants_resume
 from gateway.surfaces.while_waiting import while_waiting
 from protocol.errors import AntiphonError, ErrorInfo, ErrorKind, NotFound
@@ -32,6 +33,7 @@ from protocol.openpi import pack, unpack
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.pipeline import Kind, StepRoles
 from sessions.steps.events import (
+    EmergencyStopped,
     Restore,
     SafeAction,
     StateLost,
@@ -72,6 +74,7 @@ class OpenPiSocket:
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
             pipeline = self._pipeline(scope)
+            check_parameters(scope)
             priority = asked_priority(scope)
             back = returning(scope)
             resumable = wants_resume(scope)
@@ -231,7 +234,8 @@ class _Connection:
         now_ms = self._now_ms()
         match output:
             case Attached(snapshot=stands):
-                self._requests = Requests(stands.committed_step, stands.in_flight)
+                committed, in_flight = stands.committed_step, stands.in_flight
+                self._requests = Requests(committed, in_flight, resumed=True)
                 self._restores = stands.lost and stands.restorable_step is not None
             case StepDone(step=step, committed_step=committed):
                 if self._requests.step_over(step, committed):
@@ -246,6 +250,8 @@ class _Connection:
                 self._restores = step is not None
             case WasRestored(committed_step=committed):
                 self._requests.committed = committed
+            case EmergencyStopped():
+                self._requests.stopped()
             case WasReset():
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
@@ -302,32 +308,53 @@ class _Connection:
         log.info("client_does_not_read", session=attachment.session)
 
     async def _read(self, attachment: Attachment) -> None:
+        # Of a client that has left nobody waits for an answer.
+        said = ReadingOn(self.ahead.receive, self._came, left_s=0.0)
+        try:
+            await self._take(said, attachment)
+        finally:
+            self.goodbye = said.gone is not None and said.gone.get("code") == 1000
+
+    def _came(self, message: Message) -> tuple[Message, float]:
+        """A message, and when it came."""
+        return message, self._now_ms()
+
+    async def _take(self, said: ReadingOn[tuple[Message, float]], attachment: Attachment) -> None:
         while True:
             await self._egress.room()
-            while self._requests.pending >= MAX_PENDING and not self._over:
-                self._room.clear()
-                await self._room.wait()
-            message = await self.ahead.receive()
-            if message["type"] == "websocket.disconnect":
-                self.goodbye = message.get("code") == 1000
+            if not self._has_place and not await said.wait_for(self._place()):
+                return
+            came = await said.next()
+            if came is None:
                 return
             if self._over:
                 continue  # It spoke before it read that this is over.
             self._frames.received += 1
-            received_ms = self._now_ms()
+            message, received_ms = came
             text = message.get("text")
             try:
                 asked = read_request(message["bytes"] if text is None else text)
             except AntiphonError as error:
                 self._fail(error.info())
                 continue
-            await attachment.room()
+            if not (attachment.has_room or await said.wait_for(attachment.room())):
+                return
             self._requests.ask(asked, received_ms)
             self._go_on()
 
+    @property
+    def _has_place(self) -> bool:
+        """Whether one more request may wait for its answer."""
+        return self._requests.pending < MAX_PENDING or self._over
+
+    async def _place(self) -> None:
+        while not self._has_place:
+            self._room.clear()
+            await self._room.wait()
+
     def _go_on(self) -> None:
         """Hand the session what is next, if it has nothing to do."""
-        if self._requests.pending < MAX_PENDING or self._over:
+        if self._has_place:
             self._room.set()
         if self._over or self._attachment is None:
             return
@@ -335,8 +362,7 @@ class _Connection:
             # Robots of this protocol cannot say so; a step that is undone is told by its number.
             self._restores = False
             self._attachment.send(Restore())
-        verb = self._requests.begin()
-        if verb is not None:
+        while (verb := self._requests.begin()) is not None:
             self._attachment.send(verb)
 
     def _fail(self, error: ErrorInfo) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.hosting import Attachment, SessionHost
@@ -23,6 +23,7 @@ from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewel
 from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.priority import asked_priority
+from gateway.surfaces.reading_on import ReadingOn
 from gateway.surfaces.realtime.resume import numbered, with_secret
 from gateway.surfaces.realtime.translation import Translation
 from gateway.surfaces.realtime.upgrade import Upgrade
@@ -263,11 +264,19 @@ class _Connection:
             self._metrics.forget_egress(self._egress)
 
     async def _read(self, attachment: Attachment) -> None:
+        # Without a secret the session ends with its connection, and all that waits for it.
+        left_s = 0.0 if self._secret is None else None
+        said: ReadingOn[Message] = ReadingOn(self._receive, lambda message: message, left_s)
+        try:
+            await self._carry_out(said, attachment)
+        finally:
+            self.goodbye = said.gone is not None and said.gone.get("code") == 1000
+
+    async def _carry_out(self, said: ReadingOn[Message], attachment: Attachment) -> None:
         while True:
             await self._egress.room()
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                self.goodbye = message.get("code") == 1000
+            message = await said.next()
+            if message is None:
                 return
             self._frames.received += 1
             frame = message.get("text")
@@ -278,7 +287,8 @@ class _Connection:
                 self._egress.put(self._translation.refusal(error))
                 continue
             for piece in in_pieces(verb):
-                await attachment.room()
+                if not (attachment.has_room or await said.wait_for(attachment.room())):
+                    return
                 attachment.send(piece)
 
 

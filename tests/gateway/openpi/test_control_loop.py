@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,12 +33,15 @@ from sessions.steps.events import (
 from tests.gateway.conftest import listening
 from tests.gateway.native_client import bearer, opened, requests, stream
 from tests.gateway.openpi.robot import WAIT_S, Robot, robot
-from tests.gateway.openpi.test_socket import COUNTING, until
+from tests.gateway.openpi.test_socket import COUNTING, Frames, until
 from tests.gateway.real_host import RealGateway, serving_kind
 from tests.gateway.scripted_host import ScriptedHost
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
+from workers.engine import Turn, TurnResult
 from workers.engines.vla import VlaEngine, VlaOptions
+from workers.engines.vla.engine import RobotSession
 
+KNOWN = "resume=1&priority=0&rate_hz=20"
 HURRIED = Control(deadline_ms=50.0, safe_action="hold")
 PATIENT = Control(deadline_ms=3_600_000.0, safe_action="zero")
 
@@ -129,6 +133,45 @@ async def test_a_loop_that_cannot_be_had_is_refused() -> None:
             async with connect(f"{url}?{query}") as socket:
                 text, code = await Robot(socket).failure()
                 assert (text.partition(":")[0], code) == ("invalid_value", 1011)
+
+
+async def test_a_parameter_that_nobody_knows_is_refused_by_its_name() -> None:
+    async with serving(Control()) as (_, url, _), robot(f"{url}?{KNOWN}") as arm:
+        told = arm.metadata["antiphon"]
+        back = f"{url}?session={told['session']}"
+        for address, name, code in (
+            (f"{url}?deadline=50", "deadline", "unknown_parameter"),
+            (f"{url}?cursor=1", "cursor", "unknown_parameter"),
+            (f"{back}&api_key=x", "api_key", "unknown_parameter"),
+            # These are said once, and a robot must not think that they changed.
+            (f"{back}&deadline_ms=50", "deadline_ms", "invalid_value"),
+            (f"{back}&priority=1", "priority", "invalid_value"),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(address)
+            answer = refused.value.response
+            error = json.loads(answer.body)["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, code, name)
+        async with robot(f"{back}&resume=1", told["secret"]) as again:
+            assert again.metadata["antiphon"]["resumed"] is True
+
+
+@pytest.mark.parametrize("safe_action", ["hold", "zero", (0.5, -0.5)])
+async def test_a_robot_that_is_stopped_before_it_was_given_anything(safe_action: Any) -> None:
+    async with (
+        serving(Control(deadline_ms=50.0, safe_action=safe_action)) as (it, url, _),
+        robot(url) as arm,
+    ):
+        await admin(it, "POST", "robots/stop")
+        await arm.observe()
+        if isinstance(safe_action, str):
+            # There is nothing whose form it could have: it is told why it cannot move.
+            text, code = await arm.failure()
+            assert (text.partition(":")[0], code) == ("emergency_stopped", 1011)
+            return
+        answer = await arm.answer()
+        assert answer["antiphon"] == {"fresh": False, "step": 1, "reason": "stopped"}
+        assert answer["actions"].tolist() == [[0.5, -0.5]]
 
 
 async def test_without_a_safe_action_a_missed_deadline_ends_the_connection() -> None:
@@ -308,3 +351,92 @@ async def test_a_robot_that_is_covered_goes_on_from_what_is_stored(
     restored = [Restore()] if safe_action else []
     assert [verb for verb in host.verbs if isinstance(verb, Restore)] == restored
     assert [verb.step for verb in host.verbs if isinstance(verb, Step)] == [1, goes_on_with]
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """A worker cannot let go of a step that is stopped before this is set."""
+    may_go_on, run = asyncio.Event(), RobotSession.run
+
+    async def stubborn(session: RobotSession, turn: Turn) -> TurnResult:
+        try:
+            return await run(session, turn)
+        except asyncio.CancelledError:
+            await may_go_on.wait()
+            raise
+
+    monkeypatch.setattr(RobotSession, "run", stubborn)
+    return may_go_on
+
+
+async def test_a_reset_of_a_stalled_worker_is_answered_in_time_and_all_that_comes_behind_it(
+    stalled: asyncio.Event,
+) -> None:
+    async with serving(HURRIED) as (_, url, policy), robot(f"{url}?resume=1") as arm:
+        await arm.infer(state=5)
+        await busy(arm, policy)
+        assert not_fresh(await arm.answer()) == "late"
+        for _ in range(2):
+            await arm.observe(endpoint="reset")
+            await arm.observe()
+        late = [await arm.answer() for _ in range(4)]
+        assert [not_fresh(answer) for answer in late] == ["late"] * 4
+        assert all((answer["actions"] == 6).all() for answer in late)
+        # Who comes back meanwhile is answered in time as well.
+        session, secret = (arm.metadata["antiphon"][name] for name in ("session", "secret"))
+        async with robot(f"{url}?session={session}", secret) as again:
+            assert not_fresh(await again.infer()) == "late"
+            policy.gate.set()
+            stalled.set()
+            fresh = late[-1]
+            while not fresh["antiphon"]["fresh"]:
+                fresh = await again.infer()
+            # The reset has been done: the loop begins with step 1 again.
+            assert fresh["antiphon"]["step"] <= len(policy.batches) - 2
+            assert fresh["actions"][0, 0] == fresh["antiphon"]["step"]
+
+
+async def client_stops(http: httpx.AsyncClient, session: str) -> None:
+    answer = await http.post(f"/v1/sessions/{session}/signal", json={"signal": {"type": "stop"}})
+    assert answer.json()["result"]["stopped"] is True
+
+
+async def test_a_stop_answers_what_waits_for_a_reset_at_once_and_no_reset_before_it_ends_it(
+    monkeypatch: pytest.MonkeyPatch, stalled: asyncio.Event
+) -> None:
+    frames = Frames()
+    monkeypatch.setattr(GatewayMetrics, "frames", lambda metrics, surface: frames)
+    async with (
+        serving(PATIENT) as (it, url, policy),
+        robot(url) as arm,
+        requests(it.http) as http,
+    ):
+        await arm.infer()
+        session = arm.metadata["antiphon"]["session"]
+        # One reset waits for what is in flight.
+        await busy(arm, policy)
+        await arm.observe(endpoint="reset")
+        await arm.observe()
+        await frames.until(4)
+        await client_stops(http, session)
+        assert [not_fresh(await arm.answer()) for _ in range(3)] == ["stopped"] * 3
+        assert not policy.gate.is_set()
+        released = await http.post(
+            f"/v1/sessions/{session}/signal", json={"signal": {"type": "release"}}
+        )
+        assert released.status_code == 200
+        # Another is under way, and waits for the step that was stopped.
+        await arm.observe(endpoint="reset")
+        await arm.observe()
+        await frames.until(6)
+        await client_stops(http, session)
+        assert [not_fresh(await arm.answer()) for _ in range(2)] == ["stopped"] * 2
+        assert not policy.gate.is_set()
+        policy.gate.set()
+        stalled.set()
+        while it.host.sessions()[0].facts["committed_step"]:
+            assert not_fresh(await arm.infer()) == "stopped"
+        # The reset has been done.
+        assert not_fresh(await arm.infer()) == "stopped"
+        assert (await arm.infer(endpoint="reset"))["antiphon"]["reason"] == "reset"
+        assert (await arm.infer())["antiphon"] == {"fresh": True, "step": 1}

@@ -435,3 +435,20 @@ async def test_what_is_parked_outlives_its_worker(tmp_path: Path) -> None:
         assert await it.host.park_session(session) == (("act",), {})
         await it.served.replace("act")
         assert (await arm.infer())["actions"][0, 0] == 3
+
+
+async def test_a_robot_that_vanishes_is_seen_to_while_its_policy_is_busy() -> None:
+    async with serving() as (it, url, policy):
+        async with robot(url) as arm:
+            policy.begun.clear()
+            for _ in range(MAX_PENDING + 4):
+                await arm.observe("wait")
+            await asyncio.to_thread(policy.begun.wait, WAIT_S)
+            arm.socket.transport.abort()
+            await until(it.host, lambda: not it.host.sessions() or ended(it.host))
+        assert not policy.gate.is_set()
+        policy.gate.set()
+
+
+def ended(host: GatewayHost) -> bool:
+    return all(session.state not in ("active", "detached") for session in host.sessions())

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
-from protocol.openpi import MAX_DEPTH, MAX_VALUES, pack, unpack
+from protocol.openpi import MAX_DEPTH, MAX_TEXT_BYTES, MAX_VALUES, pack, unpack
 from tests.official_client.environment import ROOT, openpi_python
 from tests.protocol.openpi.values import maps, same
 
@@ -180,3 +180,44 @@ def test_every_form_of_an_array_is_read_whole_or_not_at_all(
     for end in {*range(60), *range(len(message) - 20, len(message))} & {*range(len(message))}:
         with pytest.raises(InvalidRequest):
             unpack(message[:end])
+
+
+FEW = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("many", "each"),
+    [
+        ([0.5], 1),
+        ([{"k": 1}], 3),
+        ([{}], 1),
+        ([["a"]], 2),
+        # As its members are written: flag, data, dtype and shape with their keys.
+        ([FEW], 10),
+        ([array(shape=[2])], 10),
+        ([np.float32(1)], 7),
+    ],
+)
+def test_values_are_bounded_whatever_they_are(many: list[Any], each: int) -> None:
+    fits = (MAX_VALUES - 1) // each
+    assert len(unpack(pack(many * fits))) == fits
+    refuse(pack(many * (fits + 1)), "more than 4096 values")
+    assert len(unpack(pack(many * (fits + 1)), 2 * MAX_VALUES)) == fits + 1
+
+
+def test_a_long_array_is_no_more_than_a_short_one() -> None:
+    assert unpack(pack([np.zeros(1_000_000, np.uint8)] * 3))[2].size == 1_000_000
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_text_is_bounded_in_one_piece_as_in_many(letter: str) -> None:
+    text = letter * (MAX_TEXT_BYTES // len(letter.encode()) // 4)
+    assert unpack(pack([text] * 4)) == [text] * 4
+    for much in ([text] * 4 + ["x"], {text: text, "k": text + text}, text * 5):
+        refuse(pack(much), "bytes of text")
+
+
+def refuse(message: bytes, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as refused:
+        unpack(message)
+    assert refused.value.code == "invalid_message"

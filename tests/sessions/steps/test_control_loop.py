@@ -10,7 +10,7 @@ import pytest
 
 from protocol.arrays import array_of, array_payload
 from protocol.errors import DeadlineMissed, EngineFailed, InvalidRequest
-from protocol.messages import Run, Stop, TurnStatus
+from protocol.messages import Run, Signal, Stop, TurnStatus
 from protocol.payloads import Payload, PayloadType
 from sessions.client import Refused
 from sessions.lifecycle import CloseReason
@@ -467,6 +467,162 @@ def test_a_client_s_stop_outlasts_the_release_of_its_pipeline() -> None:
     assert harness.machine.snapshot().stopped
     harness.say(ReleaseStop())
     assert harness.take() == [StopReleased()]
+
+
+# Resets
+
+
+def reset(harness: StepHarness, since_ms: float | None = None, **parameters: Any) -> None:
+    """A reset that is to have an answer in time; the worker has not said anything of it."""
+    harness.say(Reset(parameters, ref="r", since_ms=since_ms or harness.now_ms))
+
+
+def test_a_reset_is_answered_in_time_and_so_is_what_comes_behind_it() -> None:
+    harness = driving()
+    reset(harness)
+    harness.later(40)
+    observe(harness, "a")
+    harness.later(20)
+    observe(harness, "b")
+    harness.later(40)
+    (superseded, late) = harness.take()
+    assert (said([superseded]), superseded.ref) == ([("safe", 0, "superseded", "over")], "a")
+    assert (said([late]), late.ref) == ([("safe", 0, "late", "in flight")], "r")
+    harness.later(60)
+    (late,) = harness.take()
+    assert (said([late]), late.ref) == ([("safe", 0, "late", "over")], "b")
+    # What comes in time when it has been done is computed.
+    observe(harness, "c")
+    assert harness.sent(Run) == []
+    harness.answer(harness.last_signal().command)
+    assert said(harness.take()) == [("WasReset",)]
+    assert harness.run().step == 1
+    harness.produce(payload=actions())
+    harness.end(1)
+    assert said(harness.take()) == [("done", 1, 1)]
+
+
+def test_a_reset_that_is_done_in_time_is_not_answered_twice() -> None:
+    harness = driving()
+    reset(harness)
+    harness.later(99)
+    harness.answer(harness.last_signal().command)
+    harness.later(1_000)
+    assert said(harness.take()) == [("WasReset",)]
+
+
+def test_a_reset_of_whom_nobody_expects_an_answer_in_time_may_take_as_long_as_it_likes() -> None:
+    harness = driving()
+    harness.say(Reset(ref="r"))
+    harness.later(10_000)
+    harness.say(EmergencyStop())
+    assert said(harness.take()) == [("EmergencyStopped",)]
+
+
+def test_without_a_safe_action_a_reset_that_is_late_is_refused_and_goes_on() -> None:
+    harness = driving(safe_action=None)
+    reset(harness)
+    harness.later(100)
+    (refused,) = harness.take()
+    assert isinstance(refused, Refused)
+    assert (refused.error.code, refused.ref) == ("deadline_missed", "r")
+    harness.answer(harness.last_signal().command)
+    assert said(harness.take()) == [("WasReset",)]
+
+
+def test_another_reset_is_the_one_that_is_under_way_once_that_was_answered() -> None:
+    harness = driving()
+    reset(harness)
+    reset(harness)
+    (refused,) = harness.take()
+    assert isinstance(refused, Refused)
+    assert refused.error.code == "reset_in_progress"
+    harness.later(100)
+    harness.take()
+    reset(harness, seed=5)
+    (refused,) = harness.take()
+    assert isinstance(refused, Refused)
+    assert refused.error.code == "reset_in_progress"
+    reset(harness)
+    assert len(harness.sent(Signal)) == 1
+    harness.later(99)
+    assert harness.take() == []
+    harness.later(1)
+    assert said(harness.take()) == [("safe", 0, "late", "in flight")]
+    reset(harness)
+    harness.answer(harness.last_signal().command)
+    assert said(harness.take()) == [("WasReset",)]
+
+
+def test_a_reset_without_a_worker_is_answered_in_time_and_its_end_is_told() -> None:
+    harness = robot(restore_ms=1_000)
+    harness.step(1)
+    harness.produce(payload=actions())
+    harness.end(1)
+    harness.lose()
+    harness.take()
+    reset(harness)
+    observe(harness)
+    harness.later(100)
+    assert said(harness.take()) == [
+        ("safe", 0, "worker_lost", "in flight"),
+        ("safe", 0, "worker_lost", "over"),
+    ]
+    harness.later(850)
+    observe(harness)
+    harness.later(50)
+    (refused, *rest) = harness.take()
+    assert isinstance(refused, Refused)
+    assert (refused.error.code, refused.ref) == ("engine_lost", "r")
+    # What waited for it hears of the state that is lost.
+    assert said(rest) == [("safe", 0, "state_lost", "over")]
+
+
+def test_a_stop_answers_a_reset_and_all_behind_it_at_once_and_is_not_released_by_it() -> None:
+    harness = driving()
+    reset(harness)
+    observe(harness)
+    harness.say(EmergencyStop())
+    assert said(harness.take()) == [
+        ("EmergencyStopped",),
+        ("safe", 0, "stopped", "in flight"),
+        ("safe", 0, "stopped", "over"),
+    ]
+    harness.answer(harness.last_signal().command)
+    observe(harness)
+    assert said(harness.take()) == [("WasReset",), ("safe", 0, "stopped", "over")]
+    # One that comes after the stop releases it, also where another is under way.
+    for both in (False, True):
+        if both:
+            reset(harness)
+            harness.say(EmergencyStop())
+        reset(harness)
+        harness.answer(harness.last_signal().command)
+    assert said(harness.take()) == [
+        ("WasReset",),
+        ("StopReleased",),
+        ("EmergencyStopped",),
+        ("safe", 0, "stopped", "in flight"),
+        ("WasReset",),
+        ("StopReleased",),
+    ]
+
+
+def test_a_stop_that_holds_says_why_a_reset_is_late() -> None:
+    harness = driving()
+    harness.say(EmergencyStop(StoppedBy.OPERATOR))
+    reset(harness)
+    harness.later(100)
+    assert said(harness.take()) == [("EmergencyStopped",), ("safe", 0, "stopped", "in flight")]
+
+
+def test_no_reset_that_a_client_says_before_its_stop_releases_it() -> None:
+    harness = driving()
+    harness.say(Reset(ref="r"))
+    harness.say(EmergencyStop())
+    harness.answer(harness.last_signal().command)
+    assert said(harness.take()) == [("EmergencyStopped",), ("WasReset",)]
+    assert harness.machine.snapshot().stopped
 
 
 # Steps that wait

@@ -81,6 +81,9 @@ def test_a_chunk_begins_with_what_is_already_decided_and_goes_on_from_there(
         observation(2, action_prefix=prefix, action_prefix_length=0),
         observation(2, action_prefix=prefix, action_prefix_length=3),
     )
+    for three in (np.array(3), np.int64(3), np.array(3, np.uint8)):
+        said = observation(2, action_prefix=prefix, action_prefix_length=three)
+        np.testing.assert_allclose(chunks(policy, said)[0], bound, atol=1e-5)
     np.testing.assert_allclose(none, free, atol=1e-6)
     np.testing.assert_array_equal(bound[:3], prefix[:3])
     assert not np.allclose(bound[3:], free[3:], atol=1e-3)
@@ -98,6 +101,12 @@ def test_a_chunk_begins_with_what_is_already_decided_and_goes_on_from_there(
         ({"action_prefix": np.zeros((7, 4), np.float32)}, "action_prefix"),
         ({"action_prefix_length": 7}, "action_prefix_length"),
         ({"action_prefix_length": True}, "action_prefix_length"),
+        ({"action_prefix_length": np.array(7)}, "action_prefix_length"),
+        ({"action_prefix_length": np.array(-1)}, "action_prefix_length"),
+        ({"action_prefix_length": np.array([1])}, "action_prefix_length"),
+        ({"action_prefix_length": np.array(1.0)}, "action_prefix_length"),
+        ({"action_prefix_length": np.array(True)}, "action_prefix_length"),
+        ({"action_prefix_length": np.int64(7)}, "action_prefix_length"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_name(

@@ -240,6 +240,25 @@ async def test_a_parked_world_equals_one_that_never_was(tmp_path: Path, before: 
         assert await play(again, keys(9, seed=3)) == await play(expected, keys(9, seed=3))
 
 
+async def test_a_reset_begins_as_the_open_whatever_came_before_it(tmp_path: Path) -> None:
+    async with loaded() as engine:
+        settings = {"seed": 6, "scene": "one"}
+        begun = await play(opened(engine, **settings), keys(3))
+        session = opened(engine, **settings)
+        session.signal("reset", {"seed": 9, "scene": "two"})
+        assert await play(session, keys(3)) != begun
+        path = tmp_path / "parked"
+        await session.snapshot(path)
+        parked = await engine.restore("s", settings, lambda event, arguments: None, path)
+        assert isinstance(parked, type(session))
+        assert await play(parked, keys(2)) == await play(session, keys(2))
+        for one in (session, parked):
+            one.signal("reset", {})
+            assert await play(one, keys(3)) == begun
+            # These are what its gateway knows it by, then as ever.
+            one.configure(settings)
+
+
 class Gate:
     """Holds one of the model's calls, the `number`th from now on, until it may go on."""
 

@@ -25,7 +25,7 @@ from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
 from protocol.errors import DeadlineMissed, EngineFailed, InvalidRequest
 from protocol.messages import RESET
-from protocol.openpi import Joined, pack, to_parts
+from protocol.openpi import Joined, pack, to_parts, unpack
 from protocol.payloads import PayloadType
 from workers.engine import (
     DeviceUse,
@@ -135,6 +135,10 @@ class VlaEngine(Engine):
         metadata = pack(await self._thread.result(self.policy.load))
         if len(metadata) > METADATA_BYTES:
             raise RuntimeError(f"the policy's metadata is longer than {METADATA_BYTES} bytes")
+        try:
+            unpack(metadata)
+        except InvalidRequest as error:
+            raise RuntimeError(f"the policy's metadata is {error}") from error
         self.about = {"metadata": metadata}
 
     def devices(self) -> dict[str, DeviceUse]:

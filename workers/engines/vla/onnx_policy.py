@@ -119,7 +119,8 @@ class OnnxPolicy(Policy):
         if given is None and name in (PREFIX, PREFIX_LENGTH):
             return self._zeros(name, batch.size)
         value = self._inputs[name]
-        if name == PREFIX_LENGTH and isinstance(given, list):
+        if name == PREFIX_LENGTH and isinstance(given, list | np.ndarray):
+            # An array without dimensions is a number too.
             given = self._lengths(given)
         if not isinstance(given, np.ndarray):
             raise InvalidRequest(f"an observation has the array {name!r}", field=name)
@@ -139,10 +140,11 @@ class OnnxPolicy(Policy):
             raise InvalidRequest(f"the policy knows the prompts {known}", field=PROMPT)
         return number
 
-    def _lengths(self, given: list[Any]) -> npt.NDArray[np.int64]:
+    def _lengths(self, given: list[Any] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         most = self._inputs[PREFIX].shape[1] if PREFIX in self._inputs else 0
         for length in given:
-            if type(length) is not int or not 0 <= length <= most:
+            whole = isinstance(length, int | np.integer) and not isinstance(length, bool)
+            if not whole or not 0 <= length <= most:
                 raise InvalidRequest(
                     f"{PREFIX_LENGTH!r} is a whole number from 0 to {most}", field=PREFIX_LENGTH
                 )

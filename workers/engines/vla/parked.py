@@ -13,6 +13,8 @@ from protocol.errors import InvalidRequest, SessionStateLost
 from protocol.openpi import pack, unpack
 from workers.engines.vla.policy import State
 
+_MOST_VALUES = 1_000_000
+"""Of a state, which no event loop reads."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -39,7 +41,7 @@ def read_state(path: Path, initial: State) -> dict[str, npt.NDArray[Any]]:
         body = memoryview(content)[_DIGEST_BYTES:]
         if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
             raise SessionStateLost("the parked state is not whole")
-        state = unpack(body)
+        state = unpack(body, _MOST_VALUES)
     except OSError as error:
         reason = f"the parked state cannot be read: {error.strerror}"
         raise SessionStateLost(reason) from error

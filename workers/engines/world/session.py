@@ -152,11 +152,12 @@ class WorldSession(ParkableSession):
         `rewind` goes back to one that was kept; `release` lets go of all keys."""
         match name:
             case "reset":
+                # Those of a reset are its own: a worker that takes over knows those of the open.
                 changed = {**_plain(self._settings), **arguments}
                 settings = read(changed, WorldSettings).check(self._engine.architecture)
                 rollout, scene = self._engine.begin(settings)
                 self._let_go()
-                self._settings, self.rollout, self.scene = settings, rollout, scene
+                self.rollout, self.scene = rollout, scene
                 self.step = 0
                 return {}
             case "checkpoint":
