@@ -198,7 +198,7 @@ class AsyncRobotLoop(ClosedOnLeaving):
         """End the session. A reset that is under way raises SessionEnded."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
-        self._end(SessionEnded("client"))
+        self._end_reset(SessionEnded("client"))
         await self._session.close()
 
     # Between the session and the machine
@@ -226,6 +226,9 @@ class AsyncRobotLoop(ClosedOnLeaving):
     def _end(self, error: AntiphonError) -> None:
         self._machine.end_session(error)
         self._changed.set()
+        self._end_reset(error)
+
+    def _end_reset(self, error: AntiphonError) -> None:
         if self._reset_over is not None and not self._reset_over.done():
             self._reset_over.set_exception(error)
             self._reset_over.exception()  # The signal of the reset may have raised it already.
