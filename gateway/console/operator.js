@@ -1,7 +1,7 @@
 // The operator's page: what the gateway's workers hold, and for which sessions.
 
-import { Live, Refusal, ask, hasKey, saveKey } from "./admin.js";
-import { setText } from "./dom.js";
+import { AdminPage } from "./admin-page.js";
+import { Refusal, ask } from "./admin.js";
 import { showPipelines, showWaiting, showWorkers } from "./ledger-view.js";
 import { SessionsTable } from "./sessions-view.js";
 import { showChosen, showFacts, showForgotten, showTimeline } from "./timeline-view.js";
@@ -20,68 +20,31 @@ const OUTCOMES = {
 };
 
 const state = {
-  connection: "connecting", // connected, disconnected, refused, away
-  documents: 0,
   chosen: null, // the id of the session whose timeline is shown
   noted: undefined, // how many entries its timeline had when it was asked for
 };
 
-const live = new Live({
+const table = new SessionsTable({ onChoose: choose, onAction: act });
+
+const page = new AdminPage({
+  own: () => state,
   onDocument(overview) {
-    state.documents += 1;
-    tell("connected", overview.draining ? "The gateway is draining" : "Live");
-    notify(null);
-    askForKey(false);
     showWorkers(overview.workers);
     showPipelines(overview.pipelines);
     showWaiting(overview.waiting);
     table.show(overview.sessions, overview.sessions_total);
     lookAtChosen();
   },
-  onRefused(refusal) {
-    tell("refused", "Not connected");
-    notify(hasKey() ? "This key is not accepted." : refusal.status === 401 ? "This gateway needs an admin key." : refusal.message);
-    askForKey(true);
-  },
-  onBreak(words, waitMs) {
-    tell("disconnected", "Connection lost, reconnecting …");
-    notify(`${words}. What is shown may be old; trying again in ${waitMs / 1000} s.`);
-  },
 });
-
-const table = new SessionsTable({ onChoose: choose, onAction: act });
-
-function tell(connection, words) {
-  state.connection = connection;
-  document.body.dataset.state = connection === "refused" ? "disconnected" : connection;
-  setText($("state"), words);
-}
-
-function notify(words) {
-  setText($("notice"), words ?? "");
-  $("notice").hidden = !words;
-}
-
-function askForKey(wanted) {
-  if (wanted === !$("key-form").hidden) return;
-  $("key-form").hidden = !wanted;
-  if (wanted) $("key").focus();
-}
 
 async function act(action, id) {
   const path = `sessions/${encodeURIComponent(id)}`;
   try {
     const answer = await (action === "close" ? ask("DELETE", path) : ask("POST", `${path}/${action}`));
-    sayOutcome(`${id} ${OUTCOMES[action](answer)}`, false);
+    page.sayOutcome(`${id} ${OUTCOMES[action](answer)}`);
   } catch (problem) {
-    const words = problem instanceof Refusal ? problem.message : "the gateway does not answer";
-    sayOutcome(`${id}: ${words.replace(/\.$/, "")}.`, true);
+    page.sayProblem(id, problem);
   }
-}
-
-function sayOutcome(words, refused) {
-  $("outcome").classList.toggle("refused", refused);
-  setText($("outcome"), words);
 }
 
 function choose(id) {
@@ -121,32 +84,3 @@ $("unchoose").addEventListener("click", () => {
   choose(state.chosen);
   button?.focus();
 });
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = $("key").value.trim();
-  $("key").value = "";
-  if (!/^[\x21-\x7e]+$/.test(key)) {
-    notify("This key cannot be sent by a browser.");
-    return;
-  }
-  saveKey(key);
-  tell("connecting", "Connecting …");
-  live.start();
-});
-// A page that nobody sees takes the place of one that somebody wants to see.
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) {
-    live.stop();
-    if (state.connection !== "refused") tell("away", "Not looking");
-  } else if (state.connection !== "refused") {
-    live.start();
-  }
-});
-
-window.antiphon = {
-  get state() {
-    return { ...state, key: hasKey() };
-  },
-};
-
-live.start();

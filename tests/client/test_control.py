@@ -594,6 +594,110 @@ def test_the_longest_observation_fits_in_a_frame() -> None:
     assert len(frame) <= MAX_FRAME_BYTES
 
 
+def test_a_session_that_comes_from_another_process_has_its_step_to_finish_first() -> None:
+    robot = Robot()
+    robot.attach(committed_step=4, in_flight=5)
+    robot.begin()
+    assert robot.asked is None, "its answer would be of what the other has sensed"
+    chunk = np.full((HORIZON, 1), 7.0, np.float32)
+    outputs = {"actions": received(to_payloads("actions", {"actions": chunk}))}
+    robot.tell("step_done", step=5, committed_step=5, outputs=outputs)
+    assert robot.asked is not None
+    assert (robot.asked["step"], robot.observed) == (6, 1)
+    robot.answer()
+    assert is_tick(robot.act())
+
+
+def test_what_is_told_again_does_not_bring_back_where_the_loop_stood() -> None:
+    robot = Robot()
+    robot.come_back(missed=3, committed_step=4)
+    robot.tell("step_failed", step=2, committed_step=1, error={"code": "c", "kind": "server"})
+    robot.tell("state_lost", committed_step=1, restorable_step=None, reason=None)
+    robot.begin()
+    assert robot.asked is not None
+    assert robot.asked["step"] == 5
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {},
+        {"actions": []},
+        {"actions": received(to_payloads("actions", {"other": np.zeros((2, 1))}))},
+        {"actions": received(to_payloads("actions", {"actions": "left"}))},
+        {"actions": received(to_payloads("actions", {"actions": np.array(1.0)}))},
+        {"actions": received(to_payloads("actions", {"actions": np.zeros((0, 1))}))},
+        {"actions": received(to_payloads("actions", {"actions": np.array([[1.0], [np.nan]])}))},
+        {"actions": received(to_payloads("actions", {"actions": np.array([[np.inf]])}))},
+        {"actions": received(to_payloads("actions", {"actions": np.array([[True]])}))},
+    ],
+)
+def test_an_answer_that_no_robot_can_do_is_a_failure_and_the_loop_goes_on(
+    outputs: dict[str, Any],
+) -> None:
+    robot = Robot()
+    robot.begin()
+    step = robot.done()
+    robot.tell("step_done", step=step, committed_step=step, outputs=outputs)
+    assert safe_for(robot.act(), "protocol_error")
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+    robot.begin()
+    step = robot.done()
+    robot.tell(
+        "safe_action", step=step, committed_step=1, reason="late", outputs=outputs, in_flight=False
+    )
+    assert is_tick(robot.act()), "a plan that goes on is better"
+
+
+def test_a_prefix_of_actions_with_axes_of_their_own_is_told_flat() -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=3, safe_action=[SAFE] * 6)
+    robot.turn()
+    robot.turn()
+    robot.begin()
+    step = robot.done()
+    chunk = np.arange(5 * 6, dtype=np.float32).reshape(5, 2, 3)
+    outputs = {"actions": received(to_payloads("actions", {"actions": chunk}))}
+    robot.tell("step_done", step=step, committed_step=step, outputs=outputs)
+    assert robot.asked is not None
+    told = observation(robot.asked)
+    assert told["prefix"].tolist() == [[*range(12, 18)], [*range(18, 24)], [0] * 6]
+    assert told["prefix_length"] == 2
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000.0, -3_600_000.0])
+def test_a_clock_that_jumps_leaves_no_tick_without_an_action(jump_ms: float) -> None:
+    robot = Robot(max_age_ms=300)
+    robot.begin()
+    robot.answer()
+    assert is_tick(robot.act())
+    robot.tick += 1
+    robot.now_ms += jump_ms
+    robot.machine.begin({"tick": np.array([robot.tick])}, robot.now_ms)
+    robot.ask()
+    action = robot.act()
+    # What was sensed before a sleep is old; going back makes nothing older than it is.
+    assert action.fresh == (jump_ms < 0)
+    assert robot.machine.deadline_ms == robot.now_ms + 50 - (0 if action.fresh else 50)
+
+
+def test_an_observation_that_may_not_be_written_to_is_sent_as_any() -> None:
+    robot = Robot()
+    state = np.arange(6, dtype=np.float32)[::2]
+    state.flags.writeable = False
+    robot.machine.begin({"state": state}, robot.now_ms)
+    step = robot.machine.ask()
+    assert step is not None
+    assert observation(step)["state"].tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("made", [[float("nan")], [], "hold", [[1.0]]])
+def test_a_function_that_makes_no_safe_action_is_refused_at_once(made: Any) -> None:
+    with pytest.raises(ValueError, match="safe_action"):
+        Robot(safe_action=lambda last: made)
+
+
 def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
     pace = Pace(100)
     assert [pace.wait_ms(now_ms) for now_ms in (7, 150, 199, 380, 500, 1000)] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -246,6 +247,52 @@ async def test_a_session_that_an_operator_ends_leaves_the_safe_action() -> None:
             assert (action.source, action.reason) == (Source.WATCHDOG, "session_ended")
 
 
+async def test_who_takes_a_session_over_goes_on_and_the_other_stands_still() -> None:
+    async with policy() as (it, counting):
+        gateway = Gateway(it.http)
+        one = await AsyncRobotLoop.open(gateway, "arm", options(**HURRIED))
+        await one.act(sensed(prompt="wait"))
+        await asyncio.to_thread(counting.begun.wait, WAIT_S)
+        other = await AsyncRobotLoop.resume(gateway, one.session.token, options(**HURRIED))
+        async with other:
+            action = await tick_until(one, lambda action: action.reason == "replaced")
+            assert (action.source, action.values.tolist()) == (Source.WATCHDOG, SAFE)
+            with pytest.raises(AntiphonError) as lost:
+                await one.stop()
+            assert lost.value.code == "replaced" or held(it, other)
+            await other.release()
+            for _ in range(3):
+                assert not (await other.act(sensed(0.5))).fresh, "the first one's step is not over"
+            counting.gate.set()
+            assert first(await until_fresh(other)) >= 2
+            assert counting.batches[0] == ["wait"]
+        await one.close()
+
+
+async def test_two_loops_do_not_share_a_session() -> None:
+    async with policy() as (it, _):
+        gateway = Gateway(it.http)
+        async with await AsyncRobotLoop.open(gateway, "arm", options()) as robot:
+            second = AsyncRobotLoop(gateway, robot.session, options(**HURRIED))
+            await tick_until(second, lambda _: second.error is not None)
+            assert "has a reader already" in str(second.error)
+            assert first(await robot.act(sensed())) == 1.0
+
+
+async def test_a_reset_that_is_under_way_at_the_end_is_over() -> None:
+    async with policy() as (it, _), relay(it.port) as line:
+        robot = await AsyncRobotLoop.open(Gateway(line.url), "arm", options(**HURRIED))
+        line.partition()
+        resetting = asyncio.create_task(robot.reset())
+        await robot.act(sensed())
+        line.drop()
+        line.heal()
+        await robot.close()
+        with pytest.raises(AntiphonError):
+            async with asyncio.timeout(WAIT_S):
+                await resetting
+
+
 async def test_an_observation_that_cannot_be_sent_is_said_so() -> None:
     async with policy() as (it, _):
         robot = await AsyncRobotLoop.open(Gateway(it.http), "arm", options())
@@ -272,6 +319,31 @@ async def test_a_loop_that_waits_lives_in_a_thread() -> None:
 
         assert await asyncio.to_thread(play) == [1.5] * HORIZON + [2.5, 1.5]
         assert len(counting.batches) >= 3
+
+
+async def test_a_stop_gets_through_although_the_sessions_thread_is_stuck() -> None:
+    async with policy() as (it, _):
+        stuck, may_go_on = threading.Event(), threading.Event()
+
+        def block() -> None:
+            stuck.set()
+            may_go_on.wait(WAIT_S)
+
+        def play() -> tuple[bool, str | None, str | None]:
+            quick: dict[str, Any] = {"safe_action": SAFE, "max_age_ms": 600_000, **HURRIED}
+            with RobotLoop.open(it.http, "arm", **quick) as robot:
+                robot._loop.call_soon_threadsafe(block)
+                stuck.wait(WAIT_S)
+                try:
+                    robot.stop()
+                    held = it.host.summary(robot.token.session, None).stopped
+                    first = robot.act(sensed()).reason
+                finally:
+                    may_go_on.set()
+                robot.stop()  # Behind what waited for the thread.
+                return held, first, robot.act(sensed()).reason
+
+        assert await asyncio.to_thread(play) == (True, "loop_stuck", "stopped")
 
 
 async def test_an_open_that_fails_leaves_no_thread() -> None:

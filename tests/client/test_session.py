@@ -18,6 +18,8 @@ from antiphon_client import (
     SessionEnded,
     session,
 )
+from antiphon_client.limits import MAX_BODY_BYTES, MAX_FRAME_BYTES
+from antiphon_client.stream import Attached
 from protocol.config import GatewayConfig
 from tests.gateway.native_client import stream
 from tests.gateway.real_host import SENTENCES, RealGateway, real_gateway, spoken_as
@@ -170,6 +172,33 @@ async def test_a_refusal_says_what_was_wrong_and_changes_nothing() -> None:
         with pytest.raises(Refused) as unknown:
             await Gateway(it.http).open("nothing-of-that-name")
         assert unknown.value.code == "model_not_found"
+
+
+async def test_what_is_longer_than_a_frame_is_refused_and_the_session_goes_on() -> None:
+    async with real_gateway() as it:
+        async with await Gateway(it.http).open() as talk:
+            with pytest.raises(Refused, match=str(MAX_FRAME_BYTES)) as refused:
+                await talk.update({"type": "audio", "pcm": bytes(MAX_FRAME_BYTES)})
+            assert refused.value.code == "payload_too_large"
+            await asked(talk)
+            assert await heard(talk) == ("".join(SENTENCES), ALL_AUDIO)
+            assert talk.connections == 1
+        with pytest.raises(Refused, match=str(MAX_BODY_BYTES)) as long:
+            await Gateway(it.http).open(settings={"instructions": "x" * MAX_BODY_BYTES})
+        assert long.value.code == "body_too_large"
+        await it.served.emptied()
+
+
+async def test_a_session_has_one_reader() -> None:
+    async with real_gateway() as it, await Gateway(it.http).open() as talk:
+        assert isinstance(await talk.next_event(), Attached)
+        reading = asyncio.create_task(talk.next())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="has a reader already"):
+            await talk.next()
+        await talk.signal({"type": "reset"})
+        async with asyncio.timeout(WAIT_S):
+            assert (await reading).type == "conversation_reset"
 
 
 async def test_a_session_that_ends_ends_its_outputs_and_its_commands() -> None:

@@ -16,9 +16,11 @@ from antiphon_client import (
     ServerFailed,
     SessionEnded,
 )
+from antiphon_client.limits import MAX_FRAME_BYTES
 from antiphon_client.stream import (
     ACKNOWLEDGE_OUTPUTS,
     MAX_COMMANDS,
+    REMEMBERED_COMMANDS,
     Answered,
     Attached,
     Lost,
@@ -29,6 +31,7 @@ from antiphon_client.stream import (
 )
 
 LIMITS = {"grace_s": 20}
+NAMES = {"update": "input", "signal": "signal"}
 
 
 class Talk:
@@ -178,10 +181,95 @@ def test_commands_without_an_answer_are_bounded() -> None:
     assert not talk.machine.room
     talk.machine.forget("c1")
     assert talk.machine.room
-    talk.machine.update({"data": bytes(40 * 1024 * 1024)})
+    for _ in range(3):
+        talk.machine.update({"data": bytes(11 * 1024 * 1024)})
     assert not talk.machine.room
     talk.machine.forget(f"c{MAX_COMMANDS + 1}")
+    talk.machine.forget("c2")
+    talk.machine.forget("c3")
     assert talk.machine.room
+
+
+def test_no_more_commands_wait_for_an_answer_than_the_gateway_remembers() -> None:
+    talk = Talk()
+    for _ in range(REMEMBERED_COMMANDS):
+        talk.machine.signal({"type": "stop"}, urgent=True)
+    with pytest.raises(Refused) as refused:
+        talk.machine.signal({"type": "stop"}, urgent=True)
+    assert refused.value.code == "too_many_events"
+
+
+@pytest.mark.parametrize("said", ["update", "signal"])
+def test_what_is_longer_than_a_frame_is_refused_before_it_is_sent(said: str) -> None:
+    talk = Talk()
+    talk.attach(1)
+    around = len(msgspec.msgpack.encode({"type": said, "id": "c1", NAMES[said]: {"data": b""}}))
+    longest = MAX_FRAME_BYTES - around - 3
+    with pytest.raises(Refused, match=f"{MAX_FRAME_BYTES} at most") as refused:
+        getattr(talk.machine, said)({"data": bytes(longest + 1)})
+    assert (refused.value.code, refused.value.field) == ("payload_too_large", NAMES[said])
+    assert talk.said() == []
+    getattr(talk.machine, said)({"data": bytes(longest)})
+    frame = talk.machine.take()
+    assert frame is not None
+    assert len(frame) == MAX_FRAME_BYTES
+    talk.machine.dropped(1006, "")
+    talk.attach(1)
+    assert len(talk.said()) == 1
+
+
+@pytest.mark.parametrize("id", ["", "x" * 129, "two words", "\u00e4", "line\n"])
+def test_an_id_that_the_gateway_would_not_read_is_refused(id: str) -> None:
+    with pytest.raises(ValueError, match="visible characters"):
+        Talk().machine.signal({}, id=id)
+
+
+def test_an_id_has_one_answer() -> None:
+    talk = Talk()
+    talk.machine.signal({}, id="mine")
+    with pytest.raises(ValueError, match="mine has no answer yet"):
+        talk.machine.signal({}, id="mine")
+
+
+def test_what_nobody_waits_for_any_more_is_not_kept_to_be_sent() -> None:
+    talk = Talk()
+    talk.attach(1)
+    talk.machine.update({"text": "a"})
+    talk.machine.signal({"type": "stop"}, urgent=True)
+    talk.machine.update({"text": "b"})
+    talk.machine.forget("c1")
+    talk.machine.forget("c2")
+    assert [frame["id"] for frame in talk.said()] == ["c3"]
+
+
+def test_a_message_that_the_other_side_does_not_take_is_not_sent_for_ever() -> None:
+    for code in (1003, 1007, 1009):
+        talk = Talk()
+        talk.attach(1)
+        (over,) = talk.machine.dropped(code, "too big")
+        assert isinstance(over, Over)
+        assert isinstance(over.error, ProtocolError)
+
+
+def test_the_newest_acknowledgement_takes_the_place_of_those_that_wait() -> None:
+    talk = Talk()
+    talk.attach(0)
+    for number in range(1, 3 * ACKNOWLEDGE_OUTPUTS + 1):
+        (output,) = talk.output(number)
+        talk.machine.read(output)
+    assert talk.said() == [{"type": "have", "cursor": f"at.{3 * ACKNOWLEDGE_OUTPUTS}"}]
+
+
+def test_a_close_is_said_once_on_each_connection_behind_what_waits() -> None:
+    talk = Talk()
+    talk.machine.close()
+    talk.machine.update({})
+    assert talk.said() == []
+    for _ in range(2):
+        talk.attach(1)
+        assert [frame["type"] for frame in talk.said()] == ["update", "close"]
+        assert talk.said() == []
+        talk.machine.dropped(1006, "")
 
 
 def test_the_gateway_is_told_now_and_then_what_was_read() -> None:
@@ -247,7 +335,22 @@ def test_giving_up_is_for_good_and_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [b"\xc1", b"\x01", msgspec.msgpack.encode({"sequence": 1}), "words"]
+    "frame",
+    [
+        b"\xc1",
+        b"\x01",
+        "words",
+        *map(
+            msgspec.msgpack.encode,
+            [
+                {"sequence": 1},
+                {"type": "text_delta"},
+                {"type": "attached", "sequence": 1},
+                {"type": "error", "error": None},
+                {"type": "answer", "sequence": 1, "cursor": "at.1"},
+            ],
+        ),
+    ],
 )
 def test_what_is_no_frame_is_refused(frame: bytes | str) -> None:
     with pytest.raises(ProtocolError):

@@ -1,6 +1,7 @@
 """The client of the Antiphon gateway: sessions that survive their connection, and robots."""
 
-from antiphon_client.control import Action, ControlOptions, Counts, Source
+from antiphon_client.actions import Action, Source
+from antiphon_client.control import Counts
 from antiphon_client.errors import (
     AntiphonError,
     ConnectionLost,
@@ -14,6 +15,7 @@ from antiphon_client.errors import (
     ServerFailed,
     SessionEnded,
 )
+from antiphon_client.options import ControlOptions
 from antiphon_client.robot import AsyncRobotLoop, RobotLoop
 from antiphon_client.session import Gateway, Session
 from antiphon_client.stream import Output, Token

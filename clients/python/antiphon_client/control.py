@@ -9,137 +9,28 @@ here. Times are monotonic ms.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from antiphon_client.arrays import encoded_bytes, from_payloads, to_payloads
-from antiphon_client.errors import AntiphonError, error_of
+from antiphon_client.actions import Action, Source, Vector, chunk_of
+from antiphon_client.arrays import encoded_bytes, to_payloads
+from antiphon_client.errors import AntiphonError, ProtocolError, error_of
+from antiphon_client.halt import Halt
+from antiphon_client.limits import MAX_FRAME_BYTES
+from antiphon_client.options import ControlOptions
 from antiphon_client.steps import StepCounter
 
-Vector = npt.NDArray[Any]
-
-MAX_FRAME_BYTES = 15 * 1024 * 1024
-"""What the gateway takes in a frame; it closes the connection of a much longer one."""
 MAX_OBSERVATION_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """The rest is for what is said beside the observation."""
 LATENCIES = 10
 """The delay that the next answer is expected to have is the longest of the last so many."""
 
 
-class Source(StrEnum):
-    """Who decided on an action."""
-
-    POLICY = "policy"
-    GATEWAY = "gateway"
-    """The safe action that the gateway gives in place of the policy."""
-    WATCHDOG = "watchdog"
-    """The safe action that is configured here: nothing better has come."""
-
-
 _PREFIX_DTYPE = np.dtype(np.float32)
-
-
-def _safe_action(given: npt.ArrayLike) -> Vector:
-    """An action that is given as it is. Raises ValueError where it is none."""
-    try:
-        values = _read_only_copy(given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"safe_action is not an array: {error}") from error
-    if values.dtype.kind not in "iuf" or values.ndim != 1 or not values.size:
-        raise ValueError("safe_action is a vector of numbers, or a function that makes one")
-    if not np.isfinite(values).all():
-        raise ValueError("safe_action is finite")
-    return values
-
-
-def _read_only_copy(values: npt.ArrayLike) -> Vector:
-    copy = np.array(values)
-    copy.flags.writeable = False
-    return copy
-
-
-@dataclass(frozen=True)
-class Action:
-    """What the robot does in tick number `tick`. `values` are a copy, and read-only.
-
-    `age_ms` is the time since the observation that a policy's action was made from. `reason` is
-    why it is a safe one.
-    """
-
-    values: Vector
-    source: Source
-    tick: int
-    age_ms: float | None = None
-    reason: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _read_only_copy(self.values))
-
-    @property
-    def fresh(self) -> bool:
-        """Whether it is the policy's."""
-        return self.source is Source.POLICY
-
-
-@dataclass(frozen=True)
-class ControlOptions:
-    """How a robot is controlled.
-
-    `safe_action` is an action, a vector of finite numbers, or makes one of the last action that
-    was taken (None: there was none). In each tick the loop waits for an action until `deadline_ms`
-    after its beginning. An action whose observation is older than `max_age_ms` is not taken.
-
-    The newest observation is sent once `execute` ticks have passed since the last one that was;
-    with 1 that is as soon as the answer to that one is there, with the length of the chunks
-    it is synchronous control. `prefix_key` names the member of an observation in which the policy
-    is told the actions that will be taken before its answer can be there: those that it must not
-    change. They are `prefix_steps` rows of float32, zeros behind what counts, and the member
-    `{prefix_key}_length` is how many count.
-
-    Raises ValueError, which names the option, for what makes no sense.
-    """
-
-    safe_action: npt.ArrayLike | Callable[[Vector | None], npt.ArrayLike]
-    rate_hz: float
-    deadline_ms: float
-    max_age_ms: float
-    execute: int = 1
-    prefix_key: str | None = None
-    prefix_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate_hz < math.inf:
-            raise ValueError("rate_hz is above 0")
-        if not 0 < self.deadline_ms <= self.period_ms:
-            raise ValueError(f"deadline_ms is above 0, and at most a period ({self.period_ms:g})")
-        if not self.deadline_ms <= self.max_age_ms < math.inf:
-            raise ValueError("max_age_ms is at least deadline_ms, and finite")
-        if self.execute < 1:
-            raise ValueError("execute is 1 or more")
-        if (self.prefix_key is None) != (self.prefix_steps is None):
-            raise ValueError("prefix_key and prefix_steps go together")
-        if self.prefix_steps is not None and self.prefix_steps < 1:
-            raise ValueError("prefix_steps is 1 or more")
-        if not callable(self.safe_action):
-            # Whatever becomes of the caller's array, the robot does what was said here.
-            object.__setattr__(self, "safe_action", _safe_action(self.safe_action))
-
-    def safely(self, last: Vector | None) -> Vector:
-        """The safe action after the action `last` (None: there was none)."""
-        safe = self.safe_action
-        return np.asarray(safe(last) if callable(safe) else safe)
-
-    @property
-    def period_ms(self) -> float:
-        """The time from one tick to the next."""
-        return 1000.0 / self.rate_hz
 
 
 @dataclass
@@ -200,16 +91,7 @@ class ControlMachine:
         """Why the policy gave no answer last; None once it has given one."""
         self.over: AntiphonError | None = None
         """Why no answer will ever come."""
-        self._halted = False
-        """Whether it was stopped from here."""
-        self._halt_known = False
-        """Whether the gateway has answered to that."""
-        self._held = False
-        """Whether the gateway holds the session still, whoever asked for it."""
-        self._held_by_client = False
-        """Whether a reset ends that, which the gateway tells behind the reset."""
-        self._held_by_refusal = False
-        """Whether only a refused step has told that, which has no place among the outputs."""
+        self._halt = Halt()
         self._stopped_as_of = 0
         """As of this output the gateway holds the session still: those up to it that are told
         again, answers and releases of the time before, do not end that."""
@@ -222,13 +104,13 @@ class ControlMachine:
         self._from_gateway: tuple[int, Vector, str] | None = None
         self._delays: deque[int] = deque(maxlen=LATENCIES)
         self._last: Vector | None = None
-        self._given: int | None = None
-        """How many numbers an action has; None: it is not known yet."""
+        self._dimensions = options.safely(None).size
+        """How many numbers an action has: as the policy gave it last, or else the safe one."""
 
     @property
     def stopped(self) -> bool:
         """Whether nothing but the safe action is taken: an emergency stop."""
-        return self._halted or self._held
+        return self._halt.stopped
 
     # Ticks
 
@@ -238,7 +120,7 @@ class ControlMachine:
         payloads = to_payloads("observation", observation)
         length = encoded_bytes(payloads)
         if self.options.prefix_steps is not None:
-            length += self.options.prefix_steps * self._dimensions() * _PREFIX_DTYPE.itemsize
+            length += self.options.prefix_steps * self._dimensions * _PREFIX_DTYPE.itemsize
         if length > MAX_OBSERVATION_BYTES:
             raise ValueError(
                 f"an observation of {length} bytes: at most {MAX_OBSERVATION_BYTES} can be sent"
@@ -347,50 +229,44 @@ class ControlMachine:
     def _prefix(self, tick: int, steps: int) -> tuple[Vector, int]:
         """The actions of `tick` and on that will be taken before an answer can be there, in
         `steps` rows, and how many they are."""
-        prefix = np.zeros((steps, self._dimensions()), _PREFIX_DTYPE)
+        prefix = np.zeros((steps, self._dimensions), _PREFIX_DTYPE)
         count, most = 0, min(max(self._delays, default=0), steps)
         while count < most and (planned := self._plan.get(tick + count)) is not None:
-            prefix[count] = planned.values
+            prefix[count] = planned.values.ravel()
             count += 1
         return prefix, count
-
-    def _dimensions(self) -> int:
-        """How many numbers an action has: as the policy gave it last, or else the safe one."""
-        if self._given is None:
-            self._given = self.options.safely(None).size
-        return self._given
 
     # What the gateway says
 
     def told(self, type: str, sequence: int, fields: Mapping[str, Any], now_ms: float) -> None:
-        """Output number `sequence` of the session. Raises ProtocolError for actions that are
-        none."""
-        ended = self.steps.told(type, fields)
+        """Output number `sequence` of the session. Actions that are none count as a failure of the
+        policy, whose code is `protocol_error`."""
+        ended = self.steps.told(type, sequence, fields)
         news = sequence > self._stopped_as_of
         match type:
             case "step_done" if ended:
-                self._answered(fields, now_ms)
+                self._answered(fields)
             case "step_failed" if ended:
                 self._failed(error_of(fields["error"]))
             case "safe_action":
                 self._safe(fields, over=ended)
             case "was_reset":
-                self._halted = False
-                self._held = self._held and not self._held_by_client
+                self._halt.was_reset()
                 self._begin_anew()
             case "emergency_stopped" if news:
                 self._hold(by_client=fields["by"] == "client")
-            case "stop_released" if news:
-                self._release()
+            case "stop_released" if news and self.stopped:  # A reset may have ended it already.
+                self._released()
 
-    def _answered(self, fields: Mapping[str, Any], now_ms: float) -> None:
+    def _answered(self, fields: Mapping[str, Any]) -> None:
         asked, self._asked = self._asked, None
-        chunk = from_payloads(fields["outputs"]["actions"])["actions"]
-        if self._held_by_refusal:
-            # The release may have been told before the refusal was known here. What was asked
-            # since has an answer, and who is held still gives none.
-            self._held = self._held_by_refusal = False
+        self._halt.step_answered()
         if asked is None or self.stopped:
+            return
+        try:
+            chunk = chunk_of(fields)
+        except ProtocolError as error:
+            self._failed(error)
             return
         self.error = None
         self.counts.answered += 1
@@ -398,7 +274,7 @@ class ControlMachine:
         if asked.tick + len(chunk) <= self._tick:
             self.counts.stale += 1
             return
-        self._given = chunk[0].size
+        self._dimensions = chunk[0].size
         self._plan = {
             asked.tick + index: _Planned(values, asked.at_ms)
             for index, values in enumerate(chunk)
@@ -409,8 +285,10 @@ class ControlMachine:
         """The gateway gives its safe action; if the step is not `over`, its own is not given."""
         if over:
             self._asked = None
-        actions = from_payloads(fields["outputs"]["actions"])["actions"]
-        self._from_gateway = (self._tick, actions[0], str(fields["reason"]))
+        try:
+            self._from_gateway = (self._tick, chunk_of(fields)[0], str(fields["reason"]))
+        except ProtocolError as error:
+            self.error = error
         if fields["reason"] == "stopped" and not self.stopped:
             self._hold()  # An operator has joined in a stop that a reset has ended.
 
@@ -434,19 +312,19 @@ class ControlMachine:
         """The step that was asked for was not taken up."""
         self.steps.not_taken()
         self._failed(error)
-        if error.code == "emergency_stopped" and not self.stopped:
-            self._hold()
-            self._held_by_refusal = True
+        if error.code == "emergency_stopped":
+            self._halt.step_refused()
+            self._plan.clear()
 
     def attached(self, fields: Mapping[str, Any]) -> None:
         """There is a connection, the first one or another."""
         self.connected = True
-        self.steps.attached(fields["snapshot"])
+        self.steps.attached(fields["snapshot"], fields["sequence"])
         if fields["snapshot"].get("stopped", False):
             self._stopped_as_of = fields["sequence"]
             self._hold()
-        elif self._held:
-            self._release()
+        elif self._halt.held:
+            self._released()
 
     def outputs_lost(self) -> None:
         """Some of what the session said will never come."""
@@ -462,28 +340,23 @@ class ControlMachine:
 
     def stop(self) -> None:
         """From now on, and until a release or a reset, every action is the safe one."""
-        self._halted, self._halt_known = True, False
+        self._halt.stop()
         self._plan.clear()
 
     def stop_known(self) -> None:
-        """The gateway has answered to the stop: a release that it tells of from now on is one of
-        this stop."""
-        self._halt_known = True
+        """The gateway has answered to the stop."""
+        self._halt.stop_known()
 
     def release(self) -> None:
         """The stop from here is over; where the gateway held the session it tells that itself."""
-        self._halted = False
+        self._halt.release()
         self._begin_anew()
 
     def _hold(self, *, by_client: bool = False) -> None:
-        self._held, self._held_by_client, self._held_by_refusal = True, by_client, False
+        self._halt.hold(by_client=by_client)
         self._plan.clear()
 
-    def _release(self) -> None:
+    def _released(self) -> None:
         """Nothing that was planned or asked before is done."""
-        if not self.stopped:
-            return  # A reset has ended it already.
-        self._held = self._held_by_refusal = False
-        if self._halt_known:
-            self._halted = False
+        self._halt.released()
         self._begin_anew()

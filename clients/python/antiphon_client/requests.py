@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from antiphon_client.errors import NotReachable, ProtocolError, error_of
+from antiphon_client.errors import NotReachable, ProtocolError, Refused, error_of
+from antiphon_client.limits import MAX_BODY_BYTES
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
@@ -80,6 +81,11 @@ class Requests:
         encoded = None
         if body is not None:
             encoded = json.dumps(body).encode()
+            if len(encoded) > MAX_BODY_BYTES:
+                raise Refused(
+                    f"a body of {len(encoded)} bytes: the gateway takes {MAX_BODY_BYTES} at most",
+                    code="body_too_large",
+                )
             headers["Content-Type"] = "application/json"
         try:
             connection.connect()

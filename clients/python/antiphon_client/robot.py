@@ -11,8 +11,11 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from antiphon_client.control import Action, ControlMachine, ControlOptions, Counts, Pace, Source
-from antiphon_client.errors import AntiphonError, NoAnswer, error_of
+from antiphon_client.actions import Action, Source
+from antiphon_client.closing import ClosedOnLeaving
+from antiphon_client.control import ControlMachine, Counts, Pace
+from antiphon_client.errors import AntiphonError, NoAnswer, SessionEnded, error_of
+from antiphon_client.options import ControlOptions
 from antiphon_client.session import OPEN_TIMEOUT_S, Gateway, Session
 from antiphon_client.stream import Attached, Lost, Output, Token
 
@@ -22,16 +25,19 @@ STOP_BY_REQUEST_AFTER_S = 0.1
 SLACK_S = 0.02
 """How long after its deadline a tick is waited for, before the loop's thread counts as stuck."""
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 Result = TypeVar("Result")
 
 
-class AsyncRobotLoop:
+class AsyncRobotLoop(ClosedOnLeaving):
     """A robot under the control of a policy, over asyncio. Made by `open` or `resume`."""
 
     def __init__(self, gateway: Gateway, session: Session, options: ControlOptions) -> None:
         self._gateway = gateway
         self._session = session
         self._machine = ControlMachine(options)
+        self._signals = f"/v1/sessions/{session.id}/signal"
         self._changed = asyncio.Event()
         self._reset_over: asyncio.Future[None] | None = None
         self._pace = Pace(options.period_ms)
@@ -90,17 +96,6 @@ class AsyncRobotLoop:
     def error(self) -> AntiphonError | None:
         """Why the policy gave no answer last, or never will."""
         return self._machine.over or self._machine.error
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def act(self, observation: Mapping[str, Any]) -> Action:
         """The action of the next tick, at the latest at its deadline. Call it once a period.
@@ -165,6 +160,13 @@ class AsyncRobotLoop:
         await self._signal_twice({"type": "stop"}, timeout_s)
         self._machine.stop_known()
 
+    def stop_by_request_now(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Tell the gateway to stop the session, from a thread that may wait. Raises
+        AntiphonError."""
+        id = f"c-{secrets.token_hex(8)}"
+        body = {"id": id, "signal": {"type": "stop"}}
+        self._gateway.requests.ask_now("POST", self._signals, body, timeout_s)
+
     async def release(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the stop, and go on with the policy as it is. Raises AntiphonError, and then it holds
         on: Refused, `emergency_stopped`, where an operator holds it too."""
@@ -183,9 +185,8 @@ class AsyncRobotLoop:
             if self._session.connected:
                 await asyncio.wait(ways, timeout=STOP_BY_REQUEST_AFTER_S)
             if not by_stream.done():
-                path = f"/v1/sessions/{self._session.id}/signal"
                 body = {"id": id, "signal": dict(signal)}
-                request = self._gateway.requests.ask("POST", path, body, timeout_s)
+                request = self._gateway.requests.ask("POST", self._signals, body, timeout_s)
                 ways.add(asyncio.ensure_future(request))
             await _first_that_succeeds(ways)
         finally:
@@ -194,9 +195,10 @@ class AsyncRobotLoop:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session. A reset that is under way raises SessionEnded."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
+        self._end_reset(SessionEnded("client"))
         await self._session.close()
 
     # Between the session and the machine
@@ -216,10 +218,20 @@ class AsyncRobotLoop:
                 self._ask()
                 self._changed.set()
         except AntiphonError as error:
-            self._machine.end_session(error)
-            self._changed.set()
-            if self._reset_over is not None and not self._reset_over.done():
-                self._reset_over.set_exception(error)
+            self._end(error)
+        except Exception as error:
+            # Whatever it is, whoever acts has to know that nothing more will come.
+            self._end(AntiphonError(f"what the session told was not understood: {error!r}"))
+
+    def _end(self, error: AntiphonError) -> None:
+        self._machine.end_session(error)
+        self._changed.set()
+        self._end_reset(error)
+
+    def _end_reset(self, error: AntiphonError) -> None:
+        if self._reset_over is not None and not self._reset_over.done():
+            self._reset_over.set_exception(error)
+            self._reset_over.exception()  # The signal of the reset may have raised it already.
 
     def _told(self, type: str, fields: Mapping[str, Any]) -> None:
         over = self._reset_over
@@ -234,8 +246,12 @@ class AsyncRobotLoop:
         if self._session.error is not None:
             return
         step = self._machine.ask()
-        if step is not None:
+        if step is None:
+            return
+        try:
             self._session.submit_now(step).add_done_callback(self._taken)
+        except AntiphonError as error:  # Too long, with a prefix that has grown since the check.
+            self._machine.refused(error)
 
     def _taken(self, answer: asyncio.Future[Mapping[str, Any]]) -> None:
         """The gateway has taken the step up, or refused it."""
@@ -351,12 +367,21 @@ class RobotLoop:
         self._run(self._robot.reset(parameters))
 
     def stop(self) -> None:
-        """Emergency stop, from any thread; as `AsyncRobotLoop.stop`."""
+        """Emergency stop, from any thread; as `AsyncRobotLoop.stop`. Where the session's thread is
+        stuck it is said from this one, and that one holds on to it as soon as it goes on."""
         self._stop.set()
-        try:
-            self._run(self._robot.stop())
-        finally:
-            self._stop.clear()  # The loop itself holds on to it.
+        begun = threading.Event()
+
+        async def stop() -> None:
+            begun.set()
+            await self._robot.stop()
+
+        stopping = asyncio.run_coroutine_threadsafe(stop(), self._loop)
+        stopping.add_done_callback(lambda _: self._stop.clear())  # The loop itself holds on to it.
+        if begun.wait(STOP_BY_REQUEST_AFTER_S):
+            stopping.result()
+        else:
+            self._robot.stop_by_request_now()
 
     def release(self) -> None:
         """End the stop; as `AsyncRobotLoop.release`."""
@@ -395,4 +420,6 @@ async def _first_that_succeeds(ways: set[asyncio.Future[Any]]) -> None:
 
 
 def _now_ms() -> float:
-    return time.monotonic() * 1000.0
+    """Monotonic, and where the system has such a clock it counts on while the machine sleeps: what
+    was sensed before is old when it wakes up."""
+    return time.clock_gettime(_CLOCK) * 1000.0

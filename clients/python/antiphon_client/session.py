@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.typing import Subprotocol
-
-from antiphon_client.errors import (
-    AntiphonError,
-    ConnectionLost,
-    NoAnswer,
-    OutputsLost,
-    ProtocolError,
-    Refused,
-    SessionEnded,
-)
+from antiphon_client.closing import ClosedOnLeaving
+from antiphon_client.connection import Connections, Line
+from antiphon_client.errors import AntiphonError, NoAnswer, OutputsLost, SessionEnded
 from antiphon_client.requests import Requests
 from antiphon_client.stream import (
-    SUBPROTOCOL,
     Answered,
     Attached,
     Event,
@@ -45,21 +32,12 @@ from antiphon_client.stream import (
 QUEUE_OUTPUTS = 256
 QUEUE_BYTES = 16 * 1024 * 1024
 """Outputs that wait to be read. With either more than this no more is taken off the network."""
-MAX_FRAME_BYTES = 96 * 1024 * 1024
-"""The answer to a step has up to 64 MiB."""
 
 OPEN_TIMEOUT_S = 150.0
 """How long an open may wait for a place."""
 ANSWER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 5.0
 PING_S = 5.0
-"""A connection over which no answer to a ping came for so long is given up. While nobody reads
-there are no pings, as their answers would not be read either."""
-FIRST_RETRY_S = 0.05
-LAST_RETRY_S = 2.0
-LEASE_MARGIN_S = 2.0
-"""The lease begins when the gateway learns of the loss, which is later than here."""
 
 
 class Gateway:
@@ -77,10 +55,7 @@ class Gateway:
         ping_s: float = PING_S,
     ) -> None:
         self.requests = Requests(url, key, tls)
-        self._ws_url = "ws" + url.rstrip("/").removeprefix("http")
-        self._key = key
-        self._tls = tls
-        self.ping_s = ping_s
+        self.line = Line("ws" + url.rstrip("/").removeprefix("http"), key, tls, ping_s)
 
     async def open(
         self,
@@ -118,24 +93,8 @@ class Gateway:
             raise
         return session
 
-    def connect(self, session: str) -> connect:
-        """A connection of a session, to be entered."""
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        tls: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
-        return connect(
-            f"{self._ws_url}/v1/sessions/{session}/stream",
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            additional_headers=headers,
-            compression=None,
-            max_size=MAX_FRAME_BYTES,
-            open_timeout=CONNECT_TIMEOUT_S,
-            close_timeout=1.0,
-            ping_interval=None,  # A session has pings of its own.
-            **tls,
-        )
 
-
-class Session:
+class Session(ClosedOnLeaving):
     """One session, in control. Iterate over it for its outputs; leave the context to close it.
 
     Made by `Gateway.open` and `Gateway.resume`. Outputs have to be read: while the queue is
@@ -145,19 +104,18 @@ class Session:
     def __init__(self, gateway: Gateway, token: Token) -> None:
         self._gateway = gateway
         self._machine = StreamMachine(token, lambda: f"c-{secrets.token_hex(8)}")
+        # Bounded by who fills it: while there are QUEUE_OUTPUTS or QUEUE_BYTES no frame is taken
+        # off the network, and one frame puts in two entries at most.
         self._queue: deque[tuple[Output | Attached | Lost, int]] = deque()
         self._queued_bytes = 0
         self._handed: Output | None = None
         self._answers: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._to_read = asyncio.Event()
-        self._to_send = asyncio.Event()
+        self._has_reader = False
         self._room_for_input = asyncio.Event()
-        self._room_to_read = asyncio.Event()
-        self._room_to_read.set()
         self._begun = asyncio.Event()
-        self.connections = 0
-        """How many connections controlled the session so far."""
-        self._task = asyncio.create_task(self._run(), name=f"session {token.session}")
+        self._connections = Connections(gateway.line, self._machine, self._handle)
+        self._task = asyncio.create_task(self._connections.run(), name=f"session {token.session}")
 
     @property
     def id(self) -> str:
@@ -181,6 +139,11 @@ class Session:
         return len(self._queue)
 
     @property
+    def connections(self) -> int:
+        """How many connections controlled the session so far."""
+        return self._machine.attachments
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection that controls the session just now."""
         return self._machine.attached
@@ -189,17 +152,6 @@ class Session:
     def error(self) -> AntiphonError | None:
         """Why the session can be used no more."""
         return self._machine.over
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def until_attached(self) -> None:
         """Wait for the first connection. Raises what prevents it."""
@@ -215,21 +167,27 @@ class Session:
         """Hand in an input: the `result` of its answer. While 64 or 32 MiB of them are not
         answered it waits.
 
-        Raises Refused and other AntiphonErrors with which it was answered, NoAnswer after
-        `timeout_s`, and what ended the session.
+        Raises Refused and other AntiphonErrors with which it was answered, or, with
+        `payload_too_large`, for one that is longer than the gateway takes (`MAX_FRAME_BYTES`), of
+        which nothing is sent; NoAnswer after `timeout_s`, and what ended the session.
         """
         async with self._limit(timeout_s):
             return await (await self.submit(input))
 
     async def submit(self, input: Mapping[str, Any]) -> asyncio.Future[Mapping[str, Any]]:
-        """Hand in an input without waiting for its answer, which the future will have."""
+        """Hand in an input without waiting for its answer, which the future will have. Waits, and
+        raises at once, as `update` does."""
+        await self._room()
+        return self.submit_now(input)
+
+    async def _room(self) -> None:
         while not self._machine.room and self._machine.over is None:
             self._room_for_input.clear()
             await self._room_for_input.wait()
-        return self.submit_now(input)
 
     def submit_now(self, input: Mapping[str, Any]) -> asyncio.Future[Mapping[str, Any]]:
-        """The same, without waiting for room: for who has few inputs without an answer."""
+        """The same, without waiting for room: for who has few inputs without an answer. Raises
+        Refused, `too_many_events`, for who has not."""
         return self._command(self._machine.update(input))
 
     async def signal(
@@ -241,15 +199,18 @@ class Session:
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Mapping[str, Any]:
         """Give a signal: the `result` of its answer. One that is `urgent` goes before all
-        inputs that wait here. Raises as `update` does."""
+        inputs that wait here, and waits for none. Raises as `update` does, and ValueError for an
+        `id` that is none, or has no answer yet."""
         async with self._limit(timeout_s):
+            if not urgent:
+                await self._room()
             return await self._command(self._machine.signal(signal, urgent=urgent, id=id))
 
     def _command(self, id: str) -> asyncio.Future[Mapping[str, Any]]:
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: self._forget(id, done))
         self._answers[id] = answer
-        self._to_send.set()
+        self._connections.to_send.set()
         return answer
 
     def _forget(self, id: str, answer: asyncio.Future[Mapping[str, Any]]) -> None:
@@ -304,15 +265,21 @@ class Session:
     async def next_event(self) -> Output | Attached | Lost:
         """The next output, also that there is another connection, and what was lost with the one
         before. Raises as `next` does."""
+        if self._has_reader:
+            raise RuntimeError("the session has a reader already: two would miss half of it each")
         if self._handed is not None:
             self._machine.read(self._handed)
             self._handed = None
-            self._to_send.set()
-        while not self._queue:
-            if self._machine.over is not None:
-                raise self._machine.over
-            self._to_read.clear()
-            await self._to_read.wait()
+            self._connections.to_send.set()
+        self._has_reader = True
+        try:
+            while not self._queue:
+                if self._machine.over is not None:
+                    raise self._machine.over
+                self._to_read.clear()
+                await self._to_read.wait()
+        finally:
+            self._has_reader = False
         event, size = self._queue.popleft()
         self._queued_bytes -= size
         self._check_room()
@@ -322,9 +289,9 @@ class Session:
 
     def _check_room(self) -> None:
         if len(self._queue) < QUEUE_OUTPUTS and self._queued_bytes < QUEUE_BYTES:
-            self._room_to_read.set()
+            self._connections.room_to_read.set()
         else:
-            self._room_to_read.clear()
+            self._connections.room_to_read.clear()
 
     # The end
 
@@ -345,82 +312,6 @@ class Session:
         await asyncio.wait([self._task])
         self._handle(self._machine.give_up(SessionEnded("client")), 0)
 
-    # Connections
-
-    async def _run(self) -> None:
-        """Keep a connection, until the session is over. Never raises but CancelledError."""
-        loop = asyncio.get_running_loop()
-        delay_s = FIRST_RETRY_S
-        lost_s = loop.time()
-        while self._machine.over is None:
-            before = self.connections
-            code, reason = await self._connection()
-            if self.connections > before:
-                delay_s, lost_s = FIRST_RETRY_S, loop.time()
-            self._handle(self._machine.dropped(code, reason), 0)
-            lease_s = float(self._machine.limits.get("grace_s", CONNECT_TIMEOUT_S))
-            if loop.time() - lost_s > lease_s + LEASE_MARGIN_S:
-                error = ConnectionLost(f"no connection within the lease of {lease_s:g} s: {reason}")
-                self._handle(self._machine.give_up(error), 0)
-            if self._machine.over is None:
-                await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-                delay_s = min(2 * delay_s, LAST_RETRY_S)
-
-    async def _connection(self) -> tuple[int | None, str]:
-        """One connection, from the upgrade to its end: close code and reason."""
-        try:
-            async with self._gateway.connect(self.id) as socket:
-                await self._carry(socket)
-                return socket.close_code, socket.close_reason or ""
-        except InvalidStatus as error:
-            if 400 <= error.response.status_code < 500:
-                refused = Refused(f"status {error.response.status_code}", code="upgrade_refused")
-                self._handle(self._machine.give_up(refused), 0)
-            return None, str(error)
-        except ProtocolError as error:
-            self._handle(self._machine.give_up(error), 0)
-            return None, error.message
-        except (OSError, InvalidHandshake, ConnectionClosed) as error:
-            return None, str(error) or type(error).__name__
-
-    async def _carry(self, socket: ClientConnection) -> None:
-        """Frames both ways, until the connection is at its end."""
-        await socket.send(self._machine.attach())
-        sides = [asyncio.create_task(side(socket)) for side in (self._send, self._ping)]
-        try:
-            while self._machine.over is None:
-                await self._room_to_read.wait()
-                message = await socket.recv()
-                self._handle(self._machine.receive(message), len(message))
-        except ConnectionClosed:
-            pass
-        finally:
-            for side in sides:
-                side.cancel()
-            await asyncio.gather(*sides, return_exceptions=True)
-
-    async def _send(self, socket: ClientConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await self._to_send.wait()
-                self._to_send.clear()
-                while (frame := self._machine.take()) is not None:
-                    await socket.send(frame)
-
-    async def _ping(self, socket: ClientConnection) -> None:
-        """Break a connection that has fallen silent, which TCP tells after many minutes."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                await asyncio.sleep(self._gateway.ping_s)
-                await self._room_to_read.wait()
-                pong = await socket.ping()
-                try:
-                    async with asyncio.timeout(self._gateway.ping_s):
-                        await pong
-                except TimeoutError:
-                    if self._room_to_read.is_set():
-                        socket.transport.abort()
-
     def _handle(self, events: list[Event], size: int) -> None:
         """What a frame of `size` bytes, or the end of a connection, means."""
         for event in events:
@@ -432,9 +323,8 @@ class Session:
                     self._answer(id, result, error)
                 case Attached():
                     self._put(event, 0)
-                    self.connections += 1
                     self._begun.set()
-                    self._to_send.set()
+                    self._connections.to_send.set()
                 case Over(error=reason):
                     for id in list(self._answers):
                         self._answer(id, {}, reason)

@@ -21,12 +21,18 @@ class StepCounter:
         self.lost = False
         """Whether the state is lost: only a reset, or a restore, goes on."""
         self.resetting = False
+        self._others: int | None = None
+        """A step in flight that somebody else asked for, such as the process that had the session
+        before: the next one has to wait for it, and its answer is no answer to what is seen now."""
+        self._as_of = 0
+        """As of this output the last snapshot tells where the loop stands."""
         self._snapshot: Mapping[str, Any] = {"in_flight": None, "committed_step": 0}
 
     @property
     def ready(self) -> bool:
         """Whether a step can be sent now."""
-        return self.in_flight is None and not self.lost and not self.resetting
+        free = self.in_flight is None and self._others is None
+        return free and not self.lost and not self.resetting
 
     def begin(self) -> int:
         """The number of the step that is sent now."""
@@ -35,25 +41,27 @@ class StepCounter:
         self.in_flight = self.committed + 1
         return self.in_flight
 
-    def attached(self, snapshot: Mapping[str, Any]) -> None:
-        """A connection is there, and this is where the loop stands; what is told again follows."""
-        self._snapshot = snapshot
+    def attached(self, snapshot: Mapping[str, Any], sequence: int) -> None:
+        """A connection is there, and this is where the loop stood as of output `sequence`; what is
+        told again follows."""
+        self._snapshot, self._as_of = snapshot, sequence
         self.lost = bool(snapshot["lost"])
-        if self.in_flight is None:
-            self.committed = snapshot["committed_step"]
+        self.committed = snapshot["committed_step"]
+        under_way = snapshot["in_flight"]
+        self._others = under_way if under_way != self.in_flight else None
 
     def outputs_lost(self) -> bool:
         """Some of what was to be told again is gone. Returns whether the answer to the step in
         flight is: that step is over."""
         if self.in_flight is None or self._snapshot["in_flight"] == self.in_flight:
             return False
-        self.committed = self._snapshot["committed_step"]
         self.in_flight = None
         return True
 
-    def told(self, type: str, fields: Mapping[str, Any]) -> bool:
-        """An output of the session. Returns whether it ends the step in flight."""
-        if "committed_step" in fields:
+    def told(self, type: str, sequence: int, fields: Mapping[str, Any]) -> bool:
+        """Output number `sequence` of the session. Returns whether it ends the step in flight."""
+        news = sequence > self._as_of
+        if news and "committed_step" in fields:
             self.committed = fields["committed_step"]
         match type:
             case "step_done" | "step_failed":
@@ -61,13 +69,19 @@ class StepCounter:
             case "safe_action":
                 # Without its output one that is in flight goes on, and fails in the end.
                 return not fields["in_flight"] and self._ended(fields["step"])
-            case "state_lost":
+            case "state_lost" if news:
                 self.lost = True
             case "was_reset" | "was_restored":
-                self.lost = self.resetting = False
+                self.resetting = False
+                if news:
+                    self.lost = False
+                    self._others = None
         return False
 
     def _ended(self, step: int) -> bool:
+        if step == self._others:
+            self._others = None
+            return False
         if step != self.in_flight:
             return False
         self.in_flight = None

@@ -8,7 +8,7 @@ answered can be sent again on the next connection and are carried out once.
 
 from __future__ import annotations
 
-from collections import deque
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from antiphon_client.errors import (
     SessionEnded,
     error_of,
 )
+from antiphon_client.limits import MAX_FRAME_BYTES, MAX_ID_CHARS
 
 SUBPROTOCOL = "antiphon.msgpack"
 
@@ -30,6 +31,9 @@ MAX_COMMANDS = 64
 """Commands without an answer; the gateway remembers the last 256 of a session."""
 MAX_COMMAND_BYTES = 32 * 1024 * 1024
 """Of all commands without an answer, which are kept here to be sent again."""
+REMEMBERED_COMMANDS = 256
+"""What the gateway answers again instead of doing it again: no more can be without an answer, not
+even with those that wait for no room."""
 ACKNOWLEDGE_OUTPUTS = 32
 """After so many outputs that were read the gateway is told that it need not keep them."""
 
@@ -38,6 +42,11 @@ _UNNUMBERED = frozenset({"attached", "let_go", "refused", "error"})
 
 # Close codes after which coming back is of no use.
 _FINAL = frozenset({1000, 1008, 4001})
+
+# Close codes that say what is wrong with a message, which would be sent again.
+_UNREADABLE = frozenset({1003, 1007, 1009})
+
+_VISIBLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
@@ -128,15 +137,20 @@ class StreamMachine:
         self._read = token.cursor
         self._new_id = new_id
         self._last: int | None = None
-        self._attachments = 0
+        self.attachments = 0
+        """How many connections controlled the session so far."""
         self._attached = False
         self._stalled = False
         self._commands: dict[str, _Command] = {}
         self._command_bytes = 0
-        self._out: deque[bytes] = deque()
-        self._urgent: deque[bytes] = deque()
+        # Ids of commands that are to be sent, each of them in `_commands`, which bounds both.
+        self._out: dict[str, None] = {}
+        self._urgent: dict[str, None] = {}
+        self._have: str | None = None
+        """The cursor to be acknowledged; the newest takes the place of the one before."""
         self._unacknowledged = 0
         self._closing = False
+        self._close_said = False
 
     @property
     def token(self) -> Token:
@@ -163,13 +177,19 @@ class StreamMachine:
         return _encoder.encode(frame)
 
     def update(self, said: Mapping[str, Any]) -> str:
-        """Take an input up: the id of the command. Ask `room` first."""
+        """Take an input up: the id of the command. Ask `room` first.
+
+        Raises Refused, `payload_too_large`, for one that is longer than a frame, and
+        `too_many_events` where far too many have no answer; TypeError for what has no form in
+        msgpack.
+        """
         return self._command("update", "input", said, urgent=False, id=None)
 
     def signal(
         self, said: Mapping[str, Any], *, urgent: bool = False, id: str | None = None
     ) -> str:
-        """Take a signal up: the id of the command. An urgent one goes before all that waits."""
+        """Take a signal up: the id of the command. An urgent one goes before all that waits.
+        Raises as `update` does, and ValueError for an `id` that the gateway would not read."""
         return self._command("signal", "signal", said, urgent=urgent, id=id)
 
     def _command(
@@ -177,25 +197,40 @@ class StreamMachine:
     ) -> str:
         if self.over is not None:
             raise self.over
-        id = id or self._new_id()
-        command = _Command(_encoder.encode({"type": type, "id": id, name: said}), urgent)
-        self._commands[id] = command
-        self._command_bytes += len(command.frame)
+        if id is None:
+            id = self._new_id()
+        elif not _VISIBLE.fullmatch(id):
+            raise ValueError(f"an id is up to {MAX_ID_CHARS} visible characters of ASCII: {id!r}")
+        elif id in self._commands:
+            raise ValueError(f"the command {id} has no answer yet")
+        if len(self._commands) >= REMEMBERED_COMMANDS:
+            raise Refused(
+                f"{REMEMBERED_COMMANDS} commands are without an answer", code="too_many_events"
+            )
+        frame = _encoder.encode({"type": type, "id": id, name: said})
+        if len(frame) > MAX_FRAME_BYTES:
+            raise Refused(
+                f"a frame of {len(frame)} bytes: the gateway takes {MAX_FRAME_BYTES} at most",
+                code="payload_too_large",
+                field=name,
+            )
+        self._commands[id] = _Command(frame, urgent)
+        self._command_bytes += len(frame)
         if self._attached:
-            (self._urgent if urgent else self._out).append(command.frame)
+            (self._urgent if urgent else self._out)[id] = None
         return id
 
     def forget(self, id: str) -> None:
-        """Nobody waits for the answer to this command, and it is not sent again."""
+        """Nobody waits for the answer to this command, and it is not sent any more."""
         command = self._commands.pop(id, None)
+        self._out.pop(id, None)
+        self._urgent.pop(id, None)
         if command is not None:
             self._command_bytes -= len(command.frame)
 
     def close(self) -> None:
         """The session shall end. It is said again on each connection until it has."""
         self._closing = True
-        if self._attached:
-            self._out.append(_encoder.encode({"type": "close"}))
 
     def read(self, output: Output) -> None:
         """An output has been dealt with: it need not be told again."""
@@ -203,20 +238,32 @@ class StreamMachine:
         self._unacknowledged += 1
         if self._unacknowledged >= ACKNOWLEDGE_OUTPUTS and self._attached:
             self._unacknowledged = 0
-            self._out.append(_encoder.encode({"type": "have", "cursor": output.cursor}))
+            self._have = output.cursor
 
     def take(self) -> bytes | None:
         """The next frame to send, if there is one."""
         for queue in (self._urgent, self._out):
-            if queue:
-                return queue.popleft()
+            for id in queue:
+                del queue[id]
+                return self._commands[id].frame
+        if self._have is not None:
+            cursor, self._have = self._have, None
+            return _encoder.encode({"type": "have", "cursor": cursor})
+        if self._closing and self._attached and not self._close_said:
+            self._close_said = True
+            return _encoder.encode({"type": "close"})
         return None
 
     # From the gateway
 
     def receive(self, message: str | bytes) -> list[Event]:
         """What a frame means. Raises ProtocolError for what is none."""
-        frame = _frame(message)
+        try:
+            return self._receive(_frame(message))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"a frame without its members: {error!r}") from None
+
+    def _receive(self, frame: dict[str, Any]) -> list[Event]:
         type = frame.pop("type")
         match type:
             case "error":
@@ -251,9 +298,9 @@ class StreamMachine:
         self._secret = frame.pop("secret")
         self._attached = True
         self._stalled = False
-        self._attachments += 1
+        self.attachments += 1
         self.limits = frame["limits"]
-        events: list[Event] = [Attached(frame, self._attachments > 1)]
+        events: list[Event] = [Attached(frame, self.attachments > 1)]
         if lost:
             events.append(Lost(*lost))
             self._last = lost[1]
@@ -267,10 +314,9 @@ class StreamMachine:
 
     def _send_again(self) -> None:
         """Say all that was not answered, as this connection's first words."""
-        for command in self._commands.values():
-            (self._urgent if command.urgent else self._out).append(command.frame)
-        if self._closing:
-            self._out.append(_encoder.encode({"type": "close"}))
+        for id, command in self._commands.items():
+            (self._urgent if command.urgent else self._out)[id] = None
+        self._close_said = False
 
     def _on_error(self, info: Mapping[str, Any]) -> list[Event]:
         """This connection was refused, the next one perhaps not."""
@@ -297,6 +343,11 @@ class StreamMachine:
         self._unacknowledged = 0
         self._out.clear()
         self._urgent.clear()
+        self._have = None
+        if self.over is None and code in _UNREADABLE:
+            return self._end(
+                ProtocolError(f"a message that the other side does not take: {code} {reason}")
+            )
         if self.over is None and code in _FINAL and not self._stalled:
             return self._end(SessionEnded(reason or f"close {code}"))
         return []
