@@ -71,6 +71,8 @@ class Replica:
     """Whether it is not known yet how payloads reach it."""
     changed: bool = True
     """Whether the last heartbeat told of something that may have made room for a session."""
+    _worked: bool = False
+    """Whether it could take sessions when it was last heard of."""
     _seen: int | None = None
     """How far its progress had come when it was last heard of, or refused a session."""
 
@@ -111,11 +113,13 @@ class Replica:
         self.status = self._seen = None
         self.stuck_since_ms = None
         self.attaching = self.changed = True
+        self._worked = False
 
     def attached(self, consumer: str | None) -> bool:
         """Payloads go by arena from here on, or inside messages; whether it is ready now."""
         self.consumer = consumer
         self.attaching = False
+        self._worked = self.ready
         return self.ready
 
     def went(self) -> None:
@@ -127,12 +131,12 @@ class Replica:
 
     def beat(self, status: WorkerStatus, now_ms: float) -> bool:
         """Take a heartbeat's status in; whether the worker can take sessions again."""
-        known = self.status is not None and self.status.ready
         self.changed = status.progress != self._seen or _gave_up(self.status, status)
         self._seen = status.progress
-        worked = known and self.works(now_ms)
+        worked = self._worked and self.works(now_ms)
         self._note(status, now_ms)
-        return self.works(now_ms) and not worked
+        self._worked = self.works(now_ms)
+        return self._worked and not worked
 
     def refused(self, answer: Answer) -> None:
         """It has refused something: what it had done before that has made no room."""
