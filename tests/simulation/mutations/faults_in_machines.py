@@ -418,7 +418,7 @@ MUTATIONS = (
         "sessions/steps/machine.py",
         "        self._answer_flight(Reason.STOPPED, stopped())\n",
         "",
-        seeds="113:114",
+        seeds="10203:10204",
     ),
     Mutation(
         "what waits for the step in flight is forgotten",
