@@ -47,7 +47,7 @@ from protocol.errors import (
     SessionBusy,
     SessionStateLost,
 )
-from protocol.messages import Report, WorkerStatus
+from protocol.messages import Fork, Report, WorkerStatus
 from sessions.actions import (
     AttachRequested,
     ClientSaid,
@@ -62,7 +62,7 @@ from sessions.chosen_control import controlled
 from sessions.chosen_limits import chosen
 from sessions.client import Answered, Attached, Origin, Role, Verb
 from sessions.lifecycle import CloseReason
-from sessions.pipeline import Limits, Pipeline
+from sessions.pipeline import Kind, Limits, Pipeline
 from sessions.resume_secret import digest
 from sessions.session import Identity, Session
 from sessions.steps.events import EmergencyStop, Step
@@ -181,6 +181,7 @@ class GatewayHost:
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
+        fork: str | None = None,
     ) -> HostedAttachment:
         """Open a session, once there is room for it. Raises AntiphonError, and then holds nothing.
 
@@ -191,16 +192,37 @@ class GatewayHost:
         name = new_id("att") if on_output is not None else None
 
         def new_session() -> Session:
-            return self._session(spec, tenant, name, secret, bounds, settings_patch)
+            patch, begins = settings_patch or {}, None
+            if fork is not None:
+                patch, begins = self._forked(fork, tenant, pipeline, patch)
+            return self._session(spec, tenant, name, secret, bounds, patch, begins)
 
         def begin(session: Session) -> None:
             self._begin(session, opening, name, on_output)
 
         opening = SessionOpening(
-            self._hosted, spec, tenant, new_session, begin, on_position, self._opens_changed
+            self._hosted, spec, tenant, new_session, begin, on_position, self._opens_changed, fork
         )
         clients = await opening.opened(self._now_ms)
         return self._attachment(clients, name or "")
+
+    def _forked(
+        self, source: str, tenant: str, pipeline: str, patch: dict[str, Any]
+    ) -> tuple[dict[str, Any], Fork]:
+        """The settings of a fork, and what it begins with. Raises NotFound, and InvalidRequest
+        for what cannot be forked."""
+        session = self._find(source, tenant).session
+        if session.pipeline.kind not in (Kind.WORLD, Kind.ROBOT):
+            raise InvalidRequest(
+                f"a session of kind {session.pipeline.kind} cannot be forked",
+                field="fork.session",
+                code="unsupported",
+            )
+        if session.pipeline.name != pipeline:
+            raise InvalidRequest(
+                f"the session to fork is one of {session.pipeline.name!r}", field="model"
+            )
+        return {**session.settings, **patch}, Fork(source, patch)
 
     def _opens_changed(self) -> None:
         """Opens wait, or wait no more."""
@@ -252,7 +274,8 @@ class GatewayHost:
         controller: str | None,
         secret: str | None,
         limits: Limits,
-        settings_patch: dict[str, Any] | None,
+        settings_patch: dict[str, Any],
+        fork: Fork | None,
     ) -> Session:
         """A session that nothing knows of yet. Raises InvalidRequest for its settings."""
         pipeline = self._stops.begun(pipeline)
@@ -272,6 +295,7 @@ class GatewayHost:
             controller=controller,
             secret_digest=None if secret is None else digest(secret),
             limits=limits,
+            fork=fork,
         )
         if settings_patch:
             session.prepare(settings_patch)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.forgetting import Forgetting
+from gateway.forks import Forks
 from gateway.lingering import Lingering
 from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
@@ -35,6 +36,7 @@ from sessions.actions import (
     OpenRequested,
     Released,
     Reported,
+    RestoreRequested,
     StageBound,
     StageLost,
     StageUnavailable,
@@ -126,6 +128,7 @@ class HostedSessions:
         self.deadlines = Deadlines()
         self.forgetting = Forgetting(placement)
         self.lingering = Lingering()
+        self.forks = Forks(self._session, self._restore)
         self._placement = placement
         self._transfers = transfers
         self._observer = observer
@@ -203,6 +206,7 @@ class HostedSessions:
             for hosted in self._hosted.values()
             if hosted.session.pipeline.name == pipeline.name
             and hosted.session.evictable
+            and not self.openings.forks(hosted.id)
             and (
                 (owner := hosted.session.identity.tenant) == tenant
                 or (not own_only and held[owner] > held[tenant] + 1)
@@ -244,6 +248,8 @@ class HostedSessions:
         self._count_state(hosted)
         if session in self._hosted:
             self.deadlines.set(session, hosted.session.deadline())
+        if self.forks.awaits(session):
+            self._begin_forks(session)
         self._serve()
 
     def _serve(self) -> None:
@@ -401,6 +407,14 @@ class HostedSessions:
     def _bind(self, hosted: Hosted, stage: str, events: deque[Event], now_ms: float) -> None:
         # The session may have found out by itself that its worker has lost it.
         hosted.wires.give_up(stage)
+        source = hosted.session.source_of(stage)
+        if source is not None:
+            try:
+                if self.forks.ready(hosted.id, source, stage):
+                    events.append(self._bound_beside(hosted, source, stage))
+            except AntiphonError as error:
+                events.append(StageUnavailable(stage, error.info()))
+            return
         try:
             replica = self._placement.pick(stage, now_ms)
         except CapacityExceeded as error:
@@ -415,12 +429,34 @@ class HostedSessions:
         worker = replica.link.worker or replica.name
         return StageBound(replica.stage, worker, replica.crowded)
 
+    def _bound_beside(self, hosted: Hosted, source: str, stage: str) -> StageBound:
+        """On the worker that has the state of the session it begins as."""
+        return self._bound(hosted, self._hosted[source].wires.replica(stage))
+
+    def _begin_forks(self, source: str) -> None:
+        """What has become of a session may be what its forks wait for."""
+        for fork, stage, error in self.forks.due(source):
+            event: Event
+            if error is None:
+                event = self._bound_beside(self._hosted[fork], source, stage)
+            else:
+                event = StageUnavailable(stage, error.info())
+            self.handle(fork, event, self._now_ms)
+
+    def _session(self, session: str) -> Session | None:
+        hosted = self._hosted.get(session)
+        return None if hosted is None else hosted.session
+
+    def _restore(self, session: str) -> None:
+        self.handle(session, RestoreRequested(), self._now_ms)
+
     def _released(
         self, hosted: Hosted, reason: CloseReason, unanswered: Mapping[str, str] = _NONE
     ) -> None:
         awaited = hosted.wires.replicas(unanswered)
         hosted.wires.release()
         self._placement.forget(hosted.id)
+        self.forks.forget(hosted.id)
         del self._hosted[hosted.id]
         self.deadlines.set(hosted.id, None)
         pipeline, opened = hosted.session.pipeline, hosted.told > 0

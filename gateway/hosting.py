@@ -218,8 +218,12 @@ class SessionHost(Protocol):
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
+        fork: str | None = None,
     ) -> Attachment:
         """Open a session. Raises AntiphonError, and then holds nothing.
+
+        With `fork` its state begins as that of a session of this tenant and pipeline is, once
+        the step in flight there is over.
 
         Where there is no room it waits, if its pipeline has room for that: `on_position` gets
         where it stands, whenever that changes. `priority` is at most that of the pipeline.

@@ -26,7 +26,8 @@ class SessionOpening:
     """Somebody who waits for a session. Make it on a running loop.
 
     `new_session` makes one that nothing knows of, and raises AntiphonError for what cannot be
-    opened; `begin` hosts it. `changed` is called when the queue may have.
+    opened; `begin` hosts it. `changed` is called when the queue may have. `fork` is the session
+    that it begins as.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SessionOpening:
         begin: Callable[[Session], None],
         on_position: OnPosition | None,
         changed: Callable[[], None],
+        fork: str | None = None,
     ) -> None:
         self.result: asyncio.Future[Clients] = asyncio.get_running_loop().create_future()
         """The clients of the session, once it is open."""
@@ -48,6 +50,7 @@ class SessionOpening:
             self._begin,
             self._stands,
             self._refused,
+            fork,
         )
         self._hosted = hosted
         self._new_session = new_session

@@ -81,6 +81,10 @@ class SessionWires:
         """Whether this is the session's worker of its stage."""
         return self._replicas.get(replica.stage) is replica
 
+    def replica(self, stage: str) -> Replica:
+        """The session's worker of a stage that has one."""
+        return self._replicas[stage]
+
     def give_up(self, stage: str) -> None:
         """The session goes on without its worker of `stage`, which frees what it holds of it."""
         replica = self._replicas.pop(stage, None)

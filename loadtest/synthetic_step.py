@@ -120,9 +120,10 @@ class SyntheticStep(Engine):
 
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
         """A session at step 0; `settings` may hold its `seed`."""
-        return self._admit(settings)
+        return self.admit(settings)
 
-    def _admit(self, settings: dict[str, Any]) -> _SyntheticLoop:
+    def admit(self, settings: dict[str, Any]) -> _SyntheticLoop:
+        """The same. Raises CapacityExceeded."""
         if self.open_sessions >= self.options.sessions:
             raise CapacityExceeded("the synthetic engine is full")
         return _SyntheticLoop(self, _arguments(settings, ResetArguments).seed or 0)
@@ -138,7 +139,7 @@ class SyntheticStep(Engine):
 
         Raises as `open` does, and SessionStateLost for a file that is not whole.
         """
-        restored = self._admit(settings)
+        restored = self.admit(settings)
         try:
             restored.resume(*await asyncio.to_thread(_read_state, path, self.options.state_bytes))
         except BaseException:
@@ -225,6 +226,15 @@ class _SyntheticLoop(ParkableSession):
                 return {"steps": state.steps, "checksum": state.checksum.hex()}
         known = ", ".join((RESET, CHECKPOINT, REWIND))
         raise InvalidRequest(f"{name} is not a signal; there are {known} and state")
+
+    def fork(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """A session whose state is as this one's is now; a `seed` is what its resets begin with.
+
+        Raises as `open` does.
+        """
+        forked = self._engine.admit({"seed": self._seed, **settings})
+        forked.resume(self._state, {})
+        return forked
 
     def measure(self) -> dict[str, int]:
         """The state."""

@@ -11,10 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-LINK_VERSION = 5
+LINK_VERSION = 6
 """The newest version of these frames that this code speaks."""
 
-OLDEST_LINK_VERSION = 5
+OLDEST_LINK_VERSION = 6
 
 MAX_FRAME_BYTES = 24 * 1024 * 1024
 """No frame is longer; the transport refuses longer ones before they are read."""

@@ -57,6 +57,13 @@ class SnapshotOrder(msgspec.Struct, frozen=True, array_like=True, order=True):
     number: int = 0
 
 
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """Whose state a session begins with, and the `settings` that take the place of that one's."""
+
+    session: str
+    settings: dict[str, Any] = {}
+
+
 class Open(msgspec.Struct, frozen=True, tag="open"):
     """Create the session's state on this stage. Answered by `Answer`.
 
@@ -70,8 +77,14 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     With `durable_until_s` (Unix time) the state is in the store as it is after each turn, or
     each committed step, for as long as that, which `SnapshotTaken` says.
 
+    With `fork` the state is that of another session of the same owner and tenant on this worker,
+    as it is between two of its steps, with nothing held; it is not touched. Where it is not here
+    any more, or is lost, the answer is `fork_source_lost`. `settings` are then all settings of
+    the new session.
+
     The answer's `result` says under `bytes` what is reserved, by device, under `parks` whether
-    the state can be parked, and after a restore under `committed_step` the step it is at.
+    the state can be parked, and after a restore or a fork under `committed_step` the step it is
+    at.
     """
 
     fence: Fence
@@ -84,6 +97,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     opening: int = 1
     durable_until_s: int | None = None
     waits: bool = True
+    fork: Fork | None = None
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

@@ -31,6 +31,7 @@ from protocol.messages import (
     Configure,
     Feed,
     Fence,
+    Fork,
     Open,
     Park,
     RaiseFloor,
@@ -93,6 +94,8 @@ class Binding:
         peer: Callable[[str], Binding],
     ) -> None:
         self.stage = stage
+        self.fork: Fork | None = None
+        """Whose state it begins with, until it is open."""
         self.parks = False
         """Whether its state can be parked."""
         self.unparkable: str | None = None
@@ -234,6 +237,7 @@ class Binding:
                 self._openings,
                 self._durable_until_s,
                 self._waits,
+                self.fork,
             )
         )
         self._send_held()

@@ -74,6 +74,9 @@ class Machine(Protocol):
     def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
         """A worker of `stage` is about to go on from the state in the store, after `step`."""
 
+    def stage_forked(self, stage: str, step: int, now_ms: float) -> None:
+        """`stage` opens with the state of another session, after `step`."""
+
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
 

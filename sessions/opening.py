@@ -35,6 +35,8 @@ class Opening:
     begin: Callable[[], None]
     on_position: Callable[[Position], None]
     on_refused: Callable[[AntiphonError], None]
+    fork: str | None = None
+    """The session that it begins as, which must not end to make room for it."""
     since_ms: float = 0.0
     number: int = 0
     attempt: Attempt | None = None

@@ -178,6 +178,10 @@ class Openings:
         """The opens of a pipeline that are not sessions yet, in their order."""
         return [known for known in self._openings if known.pipeline.name == pipeline]
 
+    def forks(self, session: str) -> bool:
+        """Whether any of them is to begin as this session is."""
+        return any(known.fork == session for known in self._openings)
+
     def __len__(self) -> int:
         return len(self._openings)
 

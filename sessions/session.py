@@ -19,7 +19,7 @@ from protocol.errors import (
     InvalidRequest,
     SessionStateLost,
 )
-from protocol.messages import Fence
+from protocol.messages import Fence, Fork
 from sessions.actions import (
     Action,
     AskDirectory,
@@ -41,7 +41,7 @@ from sessions.actions import (
     Tick,
 )
 from sessions.attachments import Attachments
-from sessions.bindings import Binding
+from sessions.bindings import Binding, BindingState
 from sessions.client import (
     Attached,
     LetGo,
@@ -56,7 +56,7 @@ from sessions.directory import Create, Outcome, Record, Reply, Request, Write
 from sessions.kinds import MACHINES
 from sessions.lifecycle import CloseReason, Lifecycle, State, Trigger
 from sessions.machine import Machine
-from sessions.pipeline import Limits, Pipeline
+from sessions.pipeline import Limits, Pipeline, StepRoles
 from sessions.record import SessionRecord
 from sessions.stages import Stages
 
@@ -81,7 +81,7 @@ class Session:
 
     `controller` is the attachment that opens it; None: one is to come later. With
     `secret_digest` a client that was cut off can come back. `limits` are the pipeline's
-    unless the client has chosen others.
+    unless the client has chosen others. A step loop may begin as a `fork` of another.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class Session:
         controller: str | None,
         secret_digest: str | None = None,
         limits: Limits | None = None,
+        fork: Fork | None = None,
     ) -> None:
+        self.fork = fork
         self.identity = identity
         self.pipeline = pipeline
         self.limits = limits or pipeline.limits
@@ -146,6 +148,7 @@ class Session:
             self._machine,
             tenant=identity.tenant,
             expires_at_s=identity.expires_at_s,
+            forks={} if fork is None else {StepRoles.of(pipeline).state: fork},
             act=self._actions_append,
             emit=self._attachments.emit,
             opened=self._opened,
@@ -222,6 +225,22 @@ class Session:
     def stopped(self) -> bool:
         """Whether it stands still after an emergency stop."""
         return bool(self._machine.facts().get("stopped"))
+
+    @property
+    def stands(self) -> Any:
+        """Its state as a client that comes back has to know it."""
+        return self._machine.snapshot()
+
+    def stage_state(self, stage: str) -> BindingState:
+        """Where a stage stands."""
+        return self._stages.state_of(stage)
+
+    def source_of(self, stage: str) -> str | None:
+        """The session on whose worker `stage` has to open, as it begins with its state."""
+        opening = self.state is State.OPENING
+        if self.fork is None or not opening or stage != StepRoles.of(self.pipeline).state:
+            return None
+        return self.fork.session
 
     @property
     def working(self) -> bool:

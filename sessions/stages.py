@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import msgspec
@@ -14,7 +14,7 @@ from protocol.errors import (
     ErrorKind,
     SessionStateLost,
 )
-from protocol.messages import Answer, Fence, RoomWanted, SnapshotTaken
+from protocol.messages import Answer, Fence, Fork, RoomWanted, SnapshotTaken
 from sessions.actions import (
     Action,
     NotRestored,
@@ -38,7 +38,8 @@ StageEvent = StageBound | StageUnavailable | StageCrowded | StageLost | Reported
 class Stages:
     """What becomes of each stage, and what `machine` is told of it. Times are monotonic ms.
 
-    `bindings` is filled with one for each stage. `emit` tells the clients. `opened` is called
+    `bindings` is filled with one for each stage; `forks` are those whose state begins as another
+    session's is. `emit` tells the clients. `opened` is called
     once every stage holds the session, `close` when it cannot go on, and `freed` when a stage
     holds nothing of it any more after that.
     """
@@ -53,6 +54,7 @@ class Stages:
         *,
         tenant: str,
         expires_at_s: int,
+        forks: Mapping[str, Fork],
         act: Callable[[Action], None],
         emit: Callable[[Any], None],
         opened: Callable[[], None],
@@ -82,6 +84,7 @@ class Stages:
                 durable_until_s=expires_at_s if pipeline.durable else None,
                 peer=lambda of: bindings[of],
             )
+            bindings[stage].fork = forks.get(stage)
         self._order = list(bindings.values())
         self._rounds_left = len(self._order)
 
@@ -126,6 +129,10 @@ class Stages:
         """What the engine of each stage says of its model."""
         return {stage: binding.about for stage, binding in self._bindings.items()}
 
+    def state_of(self, stage: str) -> BindingState:
+        """Where a stage stands."""
+        return self._bindings[stage].state
+
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
         return {stage: binding.worker for stage, binding in self._bindings.items()}
@@ -144,6 +151,9 @@ class Stages:
                 return
             if not binding.ready:
                 return
+        for binding in self._order:
+            # Whoever opens it again goes on from its own state.
+            binding.fork = None
         self._opened()
 
     def _begin_with(self, lacking: Binding, error: ErrorInfo) -> bool:
@@ -310,6 +320,8 @@ class Stages:
             # Before anything that waits for it runs on it.
             step = answer.result.get("committed_step", 0)
             self._machine.stage_restored(stage, step, now_ms)
+        if binding.fork is not None and answer.error is None and "committed_step" in answer.result:
+            self._machine.stage_forked(stage, answer.result["committed_step"], now_ms)
         error = binding.answered(answer)
         if self._lifecycle.state is State.OPENING:
             if error is None:

@@ -75,6 +75,7 @@ from workers.control_events import (
     TurnCommitted,
     TurnFinished,
 )
+from workers.forks import Forks
 from workers.reopens import Reopens
 from workers.rooms import Rooms
 from workers.session_control import Declare, SessionControl, SessionState
@@ -118,6 +119,7 @@ class Control:
         self._unsaid: set[str] = set()
         self._reopens = Reopens(self._limits, self._refuse)
         self._totals = Totals()
+        self._forks = Forks()
         self._rooms = Rooms(
             self._ledger,
             self._limits,
@@ -221,6 +223,8 @@ class Control:
                     self._note(session_, now_ms)
         for served in self._rooms.serve(self._sessions.values(), now_ms):
             self._note(served, now_ms)
+        for begun in self._forks.serve(self._sessions, now_ms):
+            self._note(begun, now_ms)
         if not isinstance(event, CommandReceived):
             # Only commands come in numbers, and have a `Settle` behind them.
             self._settle()
@@ -241,6 +245,7 @@ class Control:
             (tuple(self._parked.items()), tuple(sorted(self._parked_alone_ms.items()))),
             self._reopens.freeze(),
             self._rooms.freeze(),
+            self._forks.freeze(),
             (self._totals.turns, self._totals.waiting),
             self._ledger.freeze(),
         )
@@ -490,6 +495,7 @@ class Control:
     def _note(self, session: SessionControl, now_ms: float) -> None:
         """Bring what is kept about all sessions up to date with this one."""
         name = session.session
+        self._forks.note(session, self._sessions)
         if session.state is SessionState.CLOSED:
             self._sessions.pop(name, None)
             self._compute.sessions(len(self._sessions), now_ms)

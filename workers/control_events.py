@@ -12,7 +12,7 @@ import msgspec
 from protocol.connectors import Descriptor
 from protocol.edges import OutputEdge
 from protocol.errors import ErrorInfo
-from protocol.messages import Command, Report, SnapshotOrder
+from protocol.messages import Command, Fork, Report, SnapshotOrder
 from protocol.payloads import Payload
 from sessions.compute import ComputeSample
 from workers.retention import RetentionLimits
@@ -267,7 +267,8 @@ class OpenSession(msgspec.Struct, frozen=True):
     """Make the engine's session, from its parked state if so; answer with `OperationDone`.
 
     Its result says under `parks` whether the state can be parked, and of one that was parked
-    under `committed_step` the step it is at.
+    under `committed_step` the step it is at. With a `fork` it is made at once, of the state that
+    the other session has now.
     """
 
     session: str
@@ -276,6 +277,7 @@ class OpenSession(msgspec.Struct, frozen=True):
     owner: str
     output: OutputEdge | None = None
     restore: Restore | None = None
+    fork: Fork | None = None
 
 
 class ParkSession(msgspec.Struct, frozen=True):

@@ -120,6 +120,15 @@ class EngineSession(ABC):
         """
         raise InvalidRequest("this engine takes no signals", code="unsupported")
 
+    def fork(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
+        """Another session, whose state is as this one's is now, with nothing held down, and
+        with `settings` in the place of this one's. This one is as it was.
+
+        Called between two steps, where the bytes that `Engine.declare` says of the new session
+        are reserved. Raises as `Engine.open` does.
+        """
+        raise InvalidRequest("this engine forks no sessions", field="fork", code="unsupported")
+
     def measure(self) -> dict[str, int] | None:
         """The bytes that the session holds now, by device, counted and not estimated
         (`workers.storages` does so for arrays); None where the engine cannot tell.

@@ -29,6 +29,7 @@ from protocol.messages import (
     Answer,
     Configure,
     Feed,
+    Fork,
     Open,
     Park,
     RaiseFloor,
@@ -46,6 +47,7 @@ from protocol.messages import (
 from protocol.payloads import Payload
 from sessions.deadlines import earliest
 from sessions.ledger import Ledger, OutOfBytes
+from sessions.steps.refusals import source_gone
 from workers.control_events import (
     Action,
     ApplyInput,
@@ -109,6 +111,12 @@ class SessionControl:
     opened: tuple[Open, Answer] | None = None
     """How the open was answered."""
     _opening: Open | None = None
+    forks: set[str] = field(default_factory=set)
+    """The sessions that are to begin as this one is: it stays until they have."""
+    forking: bool = False
+    """Whether it has its bytes, and waits for the session that it begins as."""
+    _forked_at: int | None = None
+    """After which step of that one it begins."""
     parking: bool = False
     """Whether the state is on its way into the store."""
     parked: bool = False
@@ -221,9 +229,9 @@ class SessionControl:
 
     def close(self, command: str | None, now_ms: float) -> None:
         """Cancel everything, then free the session; answered once that is done."""
-        if self._no_room is not None:
+        if self._no_room is not None or self.forking:
             # Nothing has been made of it yet.
-            self.refuse_room(now_ms)
+            self._refuse_opening(now_ms)
             if command is not None:
                 assert self._opening is not None
                 if self._opening.restore:
@@ -255,6 +263,11 @@ class SessionControl:
     def tenant(self) -> str:
         """Whom its bytes count for."""
         return "" if self._opening is None else self._opening.tenant
+
+    @property
+    def fork(self) -> Fork | None:
+        """Whose state it was, or is to be, opened with."""
+        return None if self._opening is None else self._opening.fork
 
     @property
     def opened_as(self) -> SnapshotOrder:
@@ -308,6 +321,9 @@ class SessionControl:
         assert opened is not None
         self._no_room = None
         if self._reserved(opened.settings, now_ms):
+            if opened.fork is not None:
+                self.forking = True
+                return True
             restore = None
             if opened.restore is not None:
                 restore = Restore(opened.restore, self.opened_as, self._durable)
@@ -323,6 +339,49 @@ class SessionControl:
                 )
             )
         return self._no_room is None
+
+    def begin_as(self, source: SessionControl | None, now_ms: float) -> bool:
+        """Have the engine open it with the state of `source`, or refuse it where there is none;
+        False while a step of that one runs."""
+        opened, error = self._opening, self._unforkable(source)
+        assert opened is not None
+        if error is None and source is not None:
+            if source.turns.steps.running is not None:
+                return False
+            self._forked_at = source.turns.steps.committed
+        self.forking = False
+        if error is not None:
+            self.operation_done(OperationDone(self.session, error.info()), now_ms)
+        else:
+            self.act(
+                OpenSession(
+                    self.session,
+                    self.epoch,
+                    opened.settings,
+                    self.owner,
+                    opened.output,
+                    fork=opened.fork,
+                )
+            )
+        return True
+
+    def _unforkable(self, source: SessionControl | None) -> AntiphonError | None:
+        """Why there is no state of `source` to begin with."""
+        if source is None or source.state is not SessionState.OPEN or source.parking:
+            return source_gone("its worker does not have it any more")
+        if (source.owner, source.tenant) != (self.owner, self.tenant):
+            return source_gone("it is another's")
+        if source.turns.steps.lost:
+            return source_gone("its state is lost")
+        return None
+
+    def _refuse_opening(self, now_ms: float) -> None:
+        if self._no_room is not None:
+            self.refuse_room(now_ms)
+            return
+        self.forking = False
+        closed = SessionStateLost("the session was closed before it had begun")
+        self.operation_done(OperationDone(self.session, closed.info()), now_ms)
 
     def refuse_room(self, now_ms: float) -> None:
         """Nobody can make the room that the session waits for."""
@@ -366,6 +425,9 @@ class SessionControl:
             result = {"progress": self.totals.progress}
         if opening and event.error is None:
             self._parks = result.get("parks", False)
+            if self._forked_at is not None:
+                result = {**result, "committed_step": self._forked_at}
+                self._snapshot_due = True
             self.turns.steps.restore(result.get("committed_step", 0))
         answer = Answer(self.session, command, event.error, result)
         if opening and self._opening is not None:
@@ -428,6 +490,7 @@ class SessionControl:
             (self._busy, self._signal and self._signal.name),
             (self.unsaid, self.gap_since_ms),
             (self.priority, self._parks, self._no_room is not None),
+            (self.forking, self._forked_at, tuple(sorted(self.forks))),
             (self.parking, self._stored, self._kept_ms),
             (self._snapshots, self._snapshot_due, self._snapshot_order, self._snapshot_failed),
             self._mailbox.freeze(),
@@ -599,6 +662,8 @@ class SessionControl:
         """Why the state cannot be parked now."""
         if not self._parks:
             return InvalidRequest("this engine parks no sessions", code="unsupported")
+        if self.forks:
+            return SessionBusy("another session is being forked from it")
         if self.turns or self.turns.kept_bytes:
             return SessionBusy("a turn runs, or its output is still kept")
         if self.turns.steps.lost:

@@ -37,6 +37,7 @@ from protocol.link_frames import WorkerInfo
 from protocol.messages import (
     Command,
     Fence,
+    Fork,
     Output,
     Report,
     SnapshotTaken,
@@ -351,6 +352,8 @@ class Worker:
                 self._turns.abandon(action.session, action.turn)
             case OpenSession(restore=Restore() as restore):
                 self._move(action.session, self._restore(action, restore))
+            case OpenSession(fork=Fork() as fork):
+                self._operate(action.session, lambda: self._fork(action, fork))
             case OpenSession():
                 self._operate(action.session, lambda: self._open(action))
             case ParkSession():
@@ -434,6 +437,10 @@ class Worker:
     def _open(self, action: OpenSession) -> dict[str, Any]:
         name = action.session
         return self._opened(action, self._engine.open(name, action.settings, self._notice(name)))
+
+    def _fork(self, action: OpenSession, fork: Fork) -> dict[str, Any]:
+        name, source = action.session, self._sessions[fork.session]
+        return self._opened(action, source.fork(name, fork.settings, self._notice(name)))
 
     def _notice(self, name: str) -> EmitEvent:
         return lambda event, arguments: self._tell(Noticed(name, event, arguments))

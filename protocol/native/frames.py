@@ -12,7 +12,7 @@ import msgspec
 
 from protocol.errors import ErrorInfo
 from protocol.native.duplex import DuplexInput, DuplexSignal
-from protocol.native.fields import CommandId, Cursor, Ref, Secret
+from protocol.native.fields import CommandId, Cursor, Id, Ref, Secret
 from protocol.native.steps import (
     Checkpoint,
     EmergencyStop,
@@ -129,10 +129,17 @@ class ChosenControl(_Body, frozen=True, omit_defaults=True):
     safe_action: str | list[Any] | dict[str, Any] | None = None
 
 
+class ForkedFrom(_Body, frozen=True):
+    """A session of the same tenant, of kind world or robot."""
+
+    session: Id
+
+
 class OpenBody(_Body, frozen=True):
     """`POST /v1/sessions`. `model` names a pipeline or an alias of one; absent: the first.
 
-    `priority` is at most that of the pipeline, which it has by default.
+    `priority` is at most that of the pipeline, which it has by default. With `fork` its state
+    begins as that session's is, and `settings` take the place of that one's; `model` is then its.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=256)] | None = None
@@ -140,6 +147,7 @@ class OpenBody(_Body, frozen=True):
     limits: ChosenLimits = ChosenLimits()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] | None = None
     control: ChosenControl = ChosenControl()
+    fork: ForkedFrom | None = None
 
 
 class QueuedBody(msgspec.Struct, frozen=True):

@@ -313,6 +313,10 @@ class DuplexMachine:
     def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
         """A conversation is said to the stage with each turn: it goes on from any state."""
 
+    def stage_forked(self, stage: str, step: int, now_ms: float) -> None:
+        """Raises ValueError: a conversation begins with nothing."""
+        raise ValueError("a conversation is not forked")
+
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
         self._context.now_ms = now_ms

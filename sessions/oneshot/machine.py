@@ -193,6 +193,10 @@ class OneShotMachine:
     def stage_restored(self, stage: str, step: int, now_ms: float) -> None:
         """A request that has not begun needs no state."""
 
+    def stage_forked(self, stage: str, step: int, now_ms: float) -> None:
+        """Raises ValueError: a request begins with nothing."""
+        raise ValueError("a request is not forked")
+
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session."""
         self._now_ms = now_ms

@@ -18,10 +18,10 @@ from sessions.steps.events import Checkpoint, ReleaseActions, Reset, Rewind, Ste
 StateVerb = Reset | Checkpoint | Rewind | ReleaseActions
 
 _NAMES = {
-    Reset: ("a reset", "reset_in_progress"),
-    Checkpoint: ("a checkpoint", "change_in_progress"),
-    Rewind: ("a rewind", "change_in_progress"),
-    ReleaseActions: ("a release of actions", "change_in_progress"),
+    Reset: "a reset",
+    Checkpoint: "a checkpoint",
+    Rewind: "a rewind",
+    ReleaseActions: "a release of actions",
 }
 
 
@@ -56,8 +56,10 @@ class Changes:
         verb = self.verb
         if verb is None:
             return
-        what, code = _NAMES[type(verb)]
-        raise CapacityExceeded(f"{what} is under way: wait for it", code=code)
+        why = f"{_NAMES[type(verb)]} is under way: wait for it"
+        if self.resetting:
+            raise CapacityExceeded(why, code="reset_in_progress")
+        raise CapacityExceeded(why, code="change_in_progress")
 
     @property
     def resetting(self) -> bool:

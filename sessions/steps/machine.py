@@ -531,6 +531,12 @@ class StepMachine:
             self._state_is_lost(step)
             self._settle()
 
+    def stage_forked(self, stage: str, step: int, now_ms: float) -> None:
+        """The stage that keeps the state begins with another loop's, after `step`."""
+        self._now_ms = now_ms
+        self._committed = step
+        self._as_opened = False
+
     def stage_ready(self, stage: str, now_ms: float) -> None:
         """A worker of `stage` holds this session, from its beginning."""
         self._now_ms = now_ms

@@ -51,6 +51,11 @@ def no_checkpoint(step: int, kept: Iterable[int]) -> InvalidRequest:
     )
 
 
+def source_gone(why: str) -> SessionStateLost:
+    """There is no state that a fork could begin with."""
+    return SessionStateLost(f"the session to fork is gone: {why}", code="fork_source_lost")
+
+
 def deadline_missed() -> DeadlineMissed:
     """An observation has no answer in time."""
     return DeadlineMissed("no action could be given within the deadline")

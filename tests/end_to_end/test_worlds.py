@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 ROOM = 3
 PLAYERS = 30
 TURNS = 3
+ROLLOUTS = 64
 
 
 def written(folder: Path, **options: Any) -> Path:
@@ -35,7 +36,7 @@ def written(folder: Path, **options: Any) -> Path:
                 "kind": "world",
                 "required": True,
                 "outputs": {"frames": "dream"},
-                "limits": {"sessions": 64},
+                "limits": {"sessions": 80},
             }
         },
     }
@@ -181,3 +182,105 @@ async def test_a_step_whose_answer_was_lost_is_answered_once_with_the_truth(tmp_
                 assert connection.kinds.count("step_done") == 2
             counter = 'antiphon_engine_total{counter="frames",stage="dream",worker="dream-0"}'
             deployment.until(lambda: deployment.metrics().get(counter) == 4)
+
+
+def holding(deployment: Deployment) -> tuple[int, int]:
+    """The sessions of the one worker, and the bytes that they hold of the host's memory."""
+    (worker,) = deployment.workers()
+    return worker["sessions"], worker["devices"]["cpu"]["sessions"]
+
+
+async def test_a_fork_is_the_world_that_played_the_same_from_the_beginning(tmp_path: Path) -> None:
+    options = {"block_frames": 1, "checkpoints": 1, "chunk": 2}
+    past, one_way, other_way = keys(4), keys(4, seed=1), keys(4, seed=2)
+    async with loaded(**options) as alone:
+        ways = [
+            await play(opened_alone(alone, seed=3), past + way, chunk=2)
+            for way in (one_way, other_way)
+        ]
+    with Deployment(
+        written(tmp_path, **options), environment={"PYTHONPATH": str(Path.cwd())}
+    ) as deployment:
+        await asyncio.to_thread(deployment.until_ready)
+        async with requests(deployment.base_url) as http:
+            first = await opened(http, model="world", settings={"seed": 3})
+            async with attached(deployment, first) as connection:
+                await stepped(connection, 1, past[:2])
+                await stepped(connection, 2, past[2:])
+            # What is parked is brought back for it.
+            await http.post(f"/v1/admin/sessions/{first['id']}/park")
+            second = await opened(http, fork={"session": first["id"]})
+            assert second["facts"] == {"committed_step": 2}
+            assert (second["model"], second["settings"]) == ("world", {"seed": 3})
+            players = list(zip((first, second), (one_way, other_way), ways, strict=True))
+            for session, way, frames in players:
+                async with attached(deployment, session) as connection:
+                    assert await stepped(connection, 3, way[:2]) == frames[4:6]
+            # Each is parked and comes back by itself.
+            for session in (second, first):
+                await http.post(f"/v1/admin/sessions/{session['id']}/park")
+            for session, way, frames in players:
+                async with attached(deployment, session) as connection:
+                    assert await stepped(connection, 4, way[2:]) == frames[6:]
+            gone = await http.post("/v1/sessions", json={"fork": {"session": "sess_none"}})
+            assert (gone.status_code, gone.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_twenty_forks_fit_where_five_copies_would_not(tmp_path: Path) -> None:
+    options = {"block_frames": 1, "checkpoints": 0, "chunk": 1, "reserve_blocks": 1}
+    rows, more, forks = keys(12), keys(1, seed=1), 20
+    async with loaded(**options) as alone:
+        world = opened_alone(alone)
+        expected = await play(world, rows + more)
+        window, block_bytes = alone.pool.charged(world), alone.block_bytes
+    blocks = window + forks + 2
+    assert blocks < 5 * window
+    with Deployment(
+        written(tmp_path, blocks=blocks, **options),
+        environment={"PYTHONPATH": str(Path.cwd())},
+    ) as deployment:
+        await asyncio.to_thread(deployment.until_ready)
+        async with requests(deployment.base_url) as http:
+            first = await opened(http, model="world")
+            async with attached(deployment, first) as connection:
+                for number, row in enumerate(rows, 1):
+                    await stepped(connection, number, [row])
+            deployment.until(lambda: holding(deployment) == (1, window * block_bytes))
+            others = [await opened(http, fork={"session": first["id"]}) for _ in range(forks)]
+            # What they share is counted once; each has reserved the block that it may need.
+            most = (window + forks) * block_bytes
+            deployment.until(lambda: holding(deployment) == (1 + forks, most))
+            for session in others:
+                async with attached(deployment, session) as connection:
+                    assert await stepped(connection, len(rows) + 1, more) == expected[-1:]
+            deployment.until(lambda: holding(deployment) == (1 + forks, most))
+            assert (await http.delete(f"/v1/sessions/{first['id']}")).status_code == 204
+            async with attached(deployment, others[0]) as connection:
+                await stepped(connection, len(rows) + 2, more)
+
+
+async def test_rollouts_that_were_abandoned_are_gone_after_their_time(tmp_path: Path) -> None:
+    options = {"block_frames": 1, "checkpoints": 0, "chunk": 1, "reserve_blocks": 1}
+    with Deployment(
+        written(tmp_path, blocks=2 * ROLLOUTS, **options),
+        environment={"PYTHONPATH": str(Path.cwd())},
+    ) as deployment:
+        await asyncio.to_thread(deployment.until_ready)
+        async with requests(deployment.base_url) as http:
+            first = await opened(http, model="world")
+            async with attached(deployment, first) as connection:
+                await stepped(connection, 1, keys(1))
+            for _ in range(ROLLOUTS):
+                # Nobody ever comes to it.
+                rollout = await opened(
+                    http, fork={"session": first["id"]}, limits={"grace_s": 1.0, "idle_s": 5.0}
+                )
+                step = {"type": "step", "step": 2, "inputs": []}
+                told = await http.post(f"/v1/sessions/{rollout['id']}/update", json={"input": step})
+                assert told.json()["result"] == {"committed_step": 1}
+            deployment.until(lambda: holding(deployment)[0] == 1)
+            async with attached(deployment, first) as connection:
+                await stepped(connection, 2, keys(1))
+            await http.delete(f"/v1/sessions/{first['id']}")
+            deployment.until(lambda: holding(deployment) == (0, 0))
+            assert (await http.get("/v1/sessions")).json() == {"sessions": []}

@@ -153,6 +153,7 @@ class ScriptedHost:
         secret: str | None = None,
         on_output: OnOutput | None = None,
         on_position: OnPosition | None = None,
+        fork: str | None = None,
     ) -> ScriptedAttachment:
         self.asked.set()
         if self.queue is not None:

@@ -67,6 +67,8 @@ class Client:
         """What it chooses of its session's limits."""
         self.control: dict[str, Any] = {}
         """What it chooses of its control loop."""
+        self.source: str | None = None
+        """The session that its own is to begin as."""
         self.close_asked: set[CloseReason] = set()
         self.interrupted = False
         """Whether it ever asked for the end of a response."""
@@ -125,6 +127,7 @@ class Client:
             world.count("bad limits chosen" if bad else "limits chosen")
             self.limits = world.random.choice(BAD_LIMITS if bad else GOOD_LIMITS)
         self.choose_control()
+        self.choose_source()
         try:
             gateway.ask(self, patch)
         except AntiphonError as error:
@@ -140,6 +143,9 @@ class Client:
 
     def choose_control(self) -> None:
         """Set `control`; most kinds of session have no loop to choose."""
+
+    def choose_source(self) -> None:
+        """Set `source`; most kinds of session are forked by nobody."""
 
     def stands(self, position: Position) -> None:
         """Its open waits, and stands there."""

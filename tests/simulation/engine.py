@@ -186,6 +186,10 @@ class SyntheticEngine:
         """Carry an operation out and say how it went, at once or after a while."""
         world = self._world
         park = isinstance(action, ParkSession)
+        if isinstance(action, OpenSession) and action.fork is not None:
+            # The state is that of the other session now.
+            self._operate(action)
+            return
         if world.chance(self._faults.slow_park if park else self._faults.slow_operation):
             world.count("fault: slow park" if park else "fault: slow operation")
             self._slow[action.session] = action
@@ -257,6 +261,18 @@ class SyntheticEngine:
                 snapshot.state, epoch=action.epoch, owner=action.owner, settings=action.settings
             )
             result["committed_step"] = snapshot.step
+        elif action.fork is not None:
+            source = self.sessions[action.fork.session]
+            session = EngineSession(
+                name,
+                action.epoch,
+                action.owner,
+                action.settings,
+                0.0,
+                0.0,
+                steps=source.steps,
+                checksum=source.checksum,
+            )
         else:
             clock_ms = float(action.settings.get("clock_ms", 0))
             session = EngineSession(

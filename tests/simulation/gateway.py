@@ -15,7 +15,7 @@ from gateway.placement import Placement, Replica
 from gateway.transfers import Transfers
 from gateway.wires import SessionWires
 from protocol.edges import ConnectorKind
-from protocol.errors import AntiphonError, EngineLost, ErrorInfo
+from protocol.errors import AntiphonError, EngineLost, ErrorInfo, NotFound
 from protocol.link import GatewayEnd, NotLinked
 from protocol.link_events import (
     Action,
@@ -36,6 +36,7 @@ from protocol.link_events import (
 from protocol.messages import (
     Command,
     Feed,
+    Fork,
     RaiseFloor,
     Report,
     Run,
@@ -300,6 +301,13 @@ class GatewayProcess(Process):
         secret = client.line.secret
 
         def new_session() -> Session:
+            patch, fork = settings_patch or {}, None
+            if client.source is not None:
+                source = self.hosted.get(client.source)
+                if source is None or not source.told:
+                    raise NotFound("there is no such session")
+                fork = Fork(client.source, patch)
+                patch = {**source.session.settings, **patch}
             identity = Identity(
                 session=f"sess_{self.world.number('session')}",
                 epoch=1,
@@ -316,9 +324,10 @@ class GatewayProcess(Process):
                 controller=None if client.line.opens_apart else client.name,
                 secret_digest=None if secret is None else digest(secret),
                 limits=limits,
+                fork=fork,
             )
-            if settings_patch:
-                session.prepare(settings_patch)
+            if patch:
+                session.prepare(patch)
             return session
 
         def begin() -> None:
@@ -345,6 +354,7 @@ class GatewayProcess(Process):
             begin,
             client.stands,
             client.refused,
+            client.source,
         )
         client.opening = opening
         self.watch.asked(client)

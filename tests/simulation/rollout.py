@@ -6,9 +6,9 @@ import contextlib
 import random
 from typing import Any
 
-from protocol.errors import ErrorInfo, InvalidRequest
+from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
 from sessions.chosen_control import controlled
-from sessions.client import Answered, Refused
+from sessions.client import Answered, Refused, SessionCreated
 from sessions.pipeline import Kind
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.changes import StateVerb
@@ -94,6 +94,25 @@ class Rollout(Client):
         with contextlib.suppress(InvalidRequest):
             self.deadline_ms = controlled(self.pipeline, self.control).control.deadline_ms
 
+    def choose_source(self) -> None:
+        """Takes nothing from the chances of all else."""
+        chance = random.Random(f"fork {self.world.seed} {self.name}")
+        if self.rude and chance.random() < 0.25:
+            others = [
+                session
+                for session, client in self._deployment.clients.items()
+                if client.gateway is self.gateway and not client.over
+            ]
+            if others:
+                self.world.count("forks asked for")
+                self.source = chance.choice(others)
+
+    def refused(self, error: AntiphonError) -> None:
+        """It gets no session."""
+        if self.source is not None:
+            self.world.count(f"forks refused: {error.code}")
+        super().refused(error)
+
     @property
     def controlled(self) -> bool:
         """Whether its loop has a deadline."""
@@ -112,6 +131,9 @@ class Rollout(Client):
     def learns(self, output: Any) -> None:
         """Where the loop stands."""
         match output:
+            case SessionCreated():
+                assert self.hosted is not None
+                self.committed = self.hosted.session.facts()["committed_step"]
             case StepDone():
                 if output.step <= self.committed:
                     self.verb_ms = self._verb_before_ms  # An answer again is no progress.

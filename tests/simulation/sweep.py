@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from sessions.duplex import events as said
+from sessions.steps.events import Step
 from tests.simulation.client import Client
 from tests.simulation.engine import SPEECH
-from tests.simulation.profile import calm
+from tests.simulation.profile import calm, loop_of
+from tests.simulation.rollout import Rollout
 from tests.simulation.schedule import Outcome, Schedule, attempt
+from tests.simulation.steps import actions
 from tests.simulation.talker import MANUAL, Talker
 
 LONGEST = 600
@@ -60,6 +64,59 @@ def _converse(schedule: Schedule) -> Client:
 
     world.after(1_000.0, begin)
     return client
+
+
+def _fork(schedule: Schedule) -> tuple[Rollout, Rollout]:
+    """A client that plays, and one whose session begins as that one's is in a step."""
+    first, second = (Rollout(schedule.deployment, "gateway-0", name) for name in ("one", "two"))
+    schedule.clients += [first, second]
+    for client in (first, second):
+        client.talks = False
+
+    def play() -> None:
+        if first.view.created:
+            first.say(Step(1, [actions(1)]))
+            second.source = first.session
+            second.open()
+
+    def go_on() -> None:
+        if second.view.created:
+            second.say(Step(second.committed + 1, [actions(3)]))
+
+    def begin() -> None:
+        first.open()
+        first.later(60.0, play)
+        first.later(900.0, go_on)
+
+    schedule.world.after(1_000.0, begin)
+    return first, second
+
+
+def sweep_forks(stages: str, gone: str, seed: int = 0) -> Iterator[Outcome]:
+    """A fork on a pipeline, which is given up at every step, or whose source ends then."""
+    for events in range(1, LONGEST):
+        schedule = Schedule(seed, replace(calm(), pipeline=loop_of(stages)))
+        first, second = _fork(schedule)
+        finished = False
+
+        def play(
+            schedule: Schedule = schedule,
+            clients: tuple[Rollout, Rollout] = (first, second),
+            events: int = events,
+        ) -> None:
+            nonlocal finished
+            schedule.world.run(events)
+            first, second = clients
+            finished = second.committed > 1 and not second.pending()
+            client = second if gone == "fork" else first
+            if client.gateway is not None:
+                client.gateway.run(client.close)
+            schedule.world.run(30)
+            schedule.end()
+
+        yield attempt(schedule, play)
+        if finished:
+            return
 
 
 def sweep(stages: str, way: str, seed: int = 0) -> Iterator[Outcome]:

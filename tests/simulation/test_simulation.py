@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.many import EVENTS, FIRST_SEED, seeds_from, tally
 from tests.simulation.report import Tally
 from tests.simulation.schedule import run
-from tests.simulation.sweep import WAYS, sweep
+from tests.simulation.sweep import WAYS, sweep, sweep_forks
 
 SHORT_EVENTS = 120_000
 MEDIAN_EVENTS = 200
@@ -46,6 +46,17 @@ def test_giving_up_at_every_step_leaves_nothing(stages: str, way: str) -> None:
         result.add(outcome)
     assert not result.failures, the_failure(result)
     assert len(result.sizes) > 50
+
+
+@pytest.mark.parametrize("gone", ["fork", "source"])
+@pytest.mark.parametrize("stages", ["world", "encoded"])
+def test_a_fork_that_comes_to_nothing_at_any_step_leaves_nothing(stages: str, gone: str) -> None:
+    result = Tally()
+    for outcome in sweep_forks(stages, gone):
+        result.add(outcome)
+    assert not result.failures, the_failure(result)
+    assert len(result.sizes) > 30
+    assert result.counts["I5 steps: steps done by forks"]
 
 
 def test_a_seed_decides_everything() -> None:

@@ -129,8 +129,14 @@ class NativeSessions:
 
     async def _open(self, body: OpenBody, tenant: str, on_position: OnPosition) -> tuple[str, str]:
         secret = f"secret_{secrets.token_urlsafe(24)}"
+        fork = None if body.fork is None else body.fork.session
+        if fork is not None and body.model is None:
+            pipeline = self._host.summary(fork, tenant).pipeline
+        else:
+            pipeline = self._host.resolve(body.model)
         attachment = await self._host.open(
-            pipeline=self._host.resolve(body.model),
+            pipeline=pipeline,
+            fork=fork,
             tenant=tenant,
             settings_patch=body.settings,
             limits={

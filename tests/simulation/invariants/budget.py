@@ -50,6 +50,8 @@ class I3Budget(Invariant):
         """What a session whose settings change held before, and holds if they are taken."""
         self._asked: dict[tuple[str, str, str], Open | Configure] = {}
         """Commands that may come to nothing for want of bytes."""
+        self._forking: defaultdict[str, set[str]] = defaultdict(set)
+        """By worker incarnation: sessions that are to begin as others."""
         self._answered: set[tuple[str, str, str]] = set()
         """Those that were refused."""
 
@@ -66,6 +68,8 @@ class I3Budget(Invariant):
                 # One that comes again is answered as it was.
                 if key not in self._answered:
                     self._asked[key] = command
+                if isinstance(command, Open) and command.fork is not None:
+                    self._forking[worker.incarnation].add(command.fence.session)
             case OperationDone() if event.session in held:
                 unchanged = (held[event.session],) * 2
                 earlier, wanted = self._changing.pop((worker.incarnation, event.session), unchanged)
@@ -80,6 +84,12 @@ class I3Budget(Invariant):
             ):
                 # It may also be too much that is kept of the session.
                 self.deployment.blame(event.session, "no room")
+        for name in self._forking[worker.incarnation] - held.keys():
+            # What begins as another session has its bytes before that one is between two steps.
+            taken = worker.ledger.of(name).get(places.device)
+            if taken is not None:
+                held[name] = taken
+                self._forking[worker.incarnation].discard(name)
         for action in actions:
             match action:
                 case OpenSession() | ConfigureSession():

@@ -22,9 +22,12 @@ class I8Eviction(Invariant):
         state = victim.session.state
         self.check(state is State.DETACHED, f"{victim.id} is evicted, which is {state}")
         self.check(not client.pending(), f"{victim.id} is evicted with {client.pending()}")
+        self.check(not gateway.hosted.openings.forks(victim.id), f"{victim.id} is being forked")
         for other in gateway.hosted.all():
             if other is victim or not other.session.evictable:
                 continue
+            if gateway.hosted.openings.forks(other.id):
+                continue  # Another is to begin as it is.
             self.count("others could have been evicted")
             self.check(
                 other.session.idle_since_ms >= victim.session.idle_since_ms,

@@ -56,9 +56,11 @@ class I1Fence(Invariant):
         if refusal is not None:
             self.count(refusal)
             for action in actions:
-                # Who is to make room is looked at with whatever comes, once its time has come.
+                # Who is to make room, and who waits for it, is looked at with whatever comes, once
+                # its time has come.
+                others = _asks(action) or _finds_no_room(action)
                 self.check(
-                    isinstance(action, DiscardPayload) or _is_fenced(action) or _asks(action),
+                    isinstance(action, DiscardPayload) or _is_fenced(action) or others,
                     f"{worker.place} has accepted {known} of {fence.session}, yet does {action}"
                     f" for {event.gateway} with {fence}",
                 )

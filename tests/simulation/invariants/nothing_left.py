@@ -154,8 +154,8 @@ class I4NothingLeft(Invariant):
             hosted = gateway.hosted
             self.check(len(hosted) == 0, f"{gateway.place} hosts {[h.id for h in hosted.all()]}")
             self.check(len(hosted.openings) == 0, f"{gateway.place} has opens that wait")
-            left = (len(hosted.lingering), len(hosted.forgetting))
-            self.check(left == (0, 0), f"{gateway.place} waits for workers: {left}")
+            left = (len(hosted.lingering), len(hosted.forgetting), len(hosted.forks))
+            self.check(left == (0, 0, 0), f"{gateway.place} waits for workers: {left}")
             records = len(hosted.directory) - self._in_doubt(gateway)
             self.check(records == 0, f"{gateway.place} has records")
             self.check(hosted.deadlines.next_ms() is None, f"{gateway.place} has a timer")

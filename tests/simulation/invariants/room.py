@@ -147,6 +147,10 @@ class I8Room(Invariant):
         for action in actions:
             self._action(worker, here, action, now_ms)
         for session in [name for name in here.opens if name not in here.sessions]:
+            if worker.ledger.of(session):
+                # It has its room, and waits for a step of the session that it begins as.
+                here.waiting.pop(session, None)
+                continue
             if here.opens[session] and session not in here.waiting:
                 self.count("opens that waited")
                 command = next(iter(here.opens[session].values()))
@@ -321,10 +325,13 @@ class I8Room(Invariant):
     @staticmethod
     def _idle(worker: WorkerProcess, here: _Worker) -> dict[str, _Session]:
         """Those that could make room now, of whom it is known for sure."""
+        opens = [command for opens in here.opens.values() for command in opens.values()]
+        forked = {command.fork.session for command in opens if command.fork is not None}
         return {
             name: session
             for name, session in here.sessions.items()
             if session.idle
+            and name not in forked
             and session.owner in worker.end.gateways
             and "stolen" not in worker.causes(name)
         }

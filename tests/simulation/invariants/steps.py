@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessions.client import Answered, Refused
+from sessions.client import Answered, Refused, SessionCreated
 from sessions.lifecycle import CloseReason
 from sessions.steps.answers import REMEMBERED_ANSWERS
 from sessions.steps.events import (
@@ -24,11 +24,14 @@ from sessions.steps.events import (
     WasRewound,
 )
 from tests.simulation.client import Client
+from tests.simulation.engine import EngineSession
 from tests.simulation.rollout import Rollout
 from tests.simulation.steps import begun, checksum_of, folded
 from tests.simulation.told import value_of
 from tests.simulation.watch import Invariant
+from tests.simulation.worker import WorkerProcess
 from tests.simulation.world import World
+from workers.control_events import OpenSession
 
 LOSERS = frozenset({"lost", "stolen", "stopped", "engine", "full", "snapshot"})
 """What must have been done to a session before its state is lost."""
@@ -86,12 +89,17 @@ class I5Steps(Invariant):
         "rewinds to what is not kept",
         "steps done after a rewind",
         "actions released",
+        "forks",
+        "forks of what has made steps",
+        "steps done by forks",
     )
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._loops: dict[str, _Loop] = {}
         self._failed: set[str] = set()
+        self._forked: dict[str, tuple[int, bytes]] = {}
+        """With which state sessions have begun that began as others."""
 
     def opened(self, client: Client) -> None:
         """A loop begins where its settings say."""
@@ -99,6 +107,36 @@ class I5Steps(Invariant):
             assert client.hosted is not None
             seed = client.hosted.session.settings.get("seed", 0)
             self._loops[client.session] = _Loop({0: {begun(seed)}}, seed=seed)
+
+    def session_made(
+        self, worker: WorkerProcess, session: EngineSession, action: OpenSession
+    ) -> None:
+        """A fork begins as the other is between two of its steps."""
+        if action.fork is None:
+            return
+        self.count("forks")
+        source = worker.engine.sessions[action.fork.session]
+        self._forked[session.name] = (session.steps, session.checksum)
+        same = (source.steps, source.checksum) == self._forked[session.name]
+        self.check(same and not session.checkpoints, f"{session} is a fork of {source}")
+        self.check(source.owner == session.owner, f"{session} is a fork of another's: {source}")
+        running = [
+            turn
+            for (name, _), turn in worker.engine.turns.items()
+            if name == source.name and turn.action.step is not None
+        ]
+        self.check(not running, f"{session.name} is forked while {running} run")
+
+    def _begun_as_fork(self, client: Client) -> None:
+        """What its client is told is true."""
+        assert client.hosted is not None
+        step, checksum = self._forked[client.session]
+        loop = self._loops[client.session]
+        loop.possible, loop.committed = {step: {checksum}}, step
+        told = client.hosted.session.facts()["committed_step"]
+        self.check(told == step, f"{client.session} says {told}, and began after {step}")
+        if step:
+            self.count("forks of what has made steps")
 
     def said(self, client: Client, verb: Any) -> None:
         """What may come to be the input of a step."""
@@ -120,6 +158,8 @@ class I5Steps(Invariant):
         if loop is None:
             return
         match output:
+            case SessionCreated() if client.session in self._forked:
+                self._begun_as_fork(client)
             case StepDone():
                 self._done(client, loop, output)
             case StepFailed():
@@ -227,6 +267,8 @@ class I5Steps(Invariant):
             f"{client.session} commits {answer.committed_step} after {loop.committed}",
         )
         self.count("steps done")
+        if client.session in self._forked:
+            self.count("steps done by forks")
         if loop.rewound:
             self.count("steps done after a rewind")
         if client.session in self._failed:
@@ -295,3 +337,4 @@ class I5Steps(Invariant):
     def released(self, client: Client, reason: CloseReason) -> None:
         """Nothing more to hold it against."""
         self._loops.pop(client.session, None)
+        self._forked.pop(client.session, None)

@@ -39,6 +39,11 @@ def opened(engine: WorldEngine, **settings: Any) -> WorldSession:
     return session
 
 
+def forked(session: WorldSession, settings: dict[str, Any]) -> WorldSession:
+    """A fork of it."""
+    return session.fork("fork", settings, lambda event, arguments: None)
+
+
 def keys(frames: int, seed: int = 0) -> list[list[float]]:
     """Actions for so many frames."""
     random = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ from protocol.device_bytes import HOST
 from protocol.errors import CapacityExceeded, InvalidRequest, ModelFileError, SessionStateLost
 from protocol.payloads import Payload
 from sessions.ledger import Budget, Ledger
-from tests.workers.world.playing import SIZE, actions, keys, loaded, opened, play, step
+from tests.workers.world.playing import SIZE, actions, forked, keys, loaded, opened, play, step
 from workers.engine import TurnResult
 from workers.engines.world import WorldEngine, WorldOptions
 from workers.engines.world.session import WorldSession
@@ -91,7 +91,7 @@ async def test_a_fork_adds_at_most_one_block(block_frames: int) -> None:
             parent = opened(engine)
             await play(parent, keys(before))
             taken = engine.options.blocks - engine.pool.free
-            child = parent.fork({})
+            child = forked(parent, {})
             assert engine.options.blocks - engine.pool.free == taken
             await play(child, keys(1))
             assert engine.options.blocks - engine.pool.free <= taken + 1
@@ -109,7 +109,7 @@ async def test_twenty_forks_fit_where_five_copies_would_not() -> None:
         sessions = [parent]
         for number in range(21):
             if number:
-                sessions.append(parent.fork({}))
+                sessions.append(forked(parent, {}))
             ledger.reserve(str(number), "", engine.declare({}))
         await asyncio.gather(*(play(one, keys(1, seed)) for seed, one in enumerate(sessions[1:])))
         total = sum(account(engine, ledger, sessions))

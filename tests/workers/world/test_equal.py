@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.world.playing import SIZE, actions, keys, loaded, opened, play, step
+from tests.workers.world.playing import SIZE, actions, forked, keys, loaded, opened, play, step
 from workers.engines.world.denoiser import Past
 from workers.engines.world.model import Denoising, Model, picture
 from workers.engines.world.sampler import euler_step, first_noise, noise_levels
@@ -172,9 +172,9 @@ async def test_a_fork_equals_a_replay() -> None:
             rows, one_way, other_way = keys(before), keys(7, seed=1), keys(7, seed=2)
             parent = opened(engine, seed=3)
             await play(parent, rows)
-            child = parent.fork({})
-            forked = await asyncio.gather(play(parent, one_way, 2), play(child, other_way))
-            for way, got in zip((one_way, other_way), forked, strict=True):
+            child = forked(parent, {})
+            ways = await asyncio.gather(play(parent, one_way, 2), play(child, other_way))
+            for way, got in zip((one_way, other_way), ways, strict=True):
                 replayed = await play(opened(engine, seed=3), rows + way)
                 assert got == replayed[before:]
 
@@ -183,7 +183,7 @@ async def test_a_fork_lives_on_without_its_parent() -> None:
     async with loaded() as engine:
         parent = opened(engine)
         await play(parent, keys(5))
-        child = parent.fork({"scene": "two"})
+        child = forked(parent, {"scene": "two"})
         parent.close()
         other = opened(engine)
         await play(other, keys(20, seed=9))

@@ -13,7 +13,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import CHECKPOINT, RELEASE, RESET, REWIND
 from protocol.payloads import Payload, PayloadType
 from sessions.steps.refusals import no_checkpoint
-from workers.engine import ParkableSession, Turn, TurnResult
+from workers.engine import EmitEvent, ParkableSession, Turn, TurnResult
 from workers.engines.world.actions import Held, held_of, rows_of
 from workers.engines.world.pace import steps_of_next
 from workers.engines.world.parked import Parked, create, write_state
@@ -196,7 +196,7 @@ class WorldSession(ParkableSession):
             pool.drop(self.checkpoints.pop(later).rollout.table.blocks, self)
         return {"committed_step": step, "frame": self.rollout.frames}
 
-    def fork(self, settings: dict[str, Any]) -> WorldSession:
+    def fork(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> WorldSession:
         """A world that goes on from this one's state, with nothing held down and no checkpoint.
 
         `settings` replace this one's; a frame or a seed of its own cannot be among them. Raises
