@@ -87,6 +87,14 @@ def said(outputs: list[StepOutput]) -> list[tuple[Any, ...]]:
     return short
 
 
+def said_of(outputs: list[StepOutput]) -> list[tuple[tuple[Any, ...], str | None]]:
+    """The same with what each is of."""
+    return [
+        (short, getattr(output, "ref", None))
+        for output, short in zip(outputs, said(outputs), strict=True)
+    ]
+
+
 def given(output: StepOutput) -> list[list[float]]:
     """The actions of a safe answer."""
     assert isinstance(output, SafeAction)
@@ -485,12 +493,10 @@ def test_a_reset_is_answered_in_time_and_so_is_what_comes_behind_it() -> None:
     harness.later(20)
     observe(harness, "b")
     harness.later(40)
-    (superseded, late) = harness.take()
-    assert (said([superseded]), superseded.ref) == ([("safe", 0, "superseded", "over")], "a")
-    assert (said([late]), late.ref) == ([("safe", 0, "late", "in flight")], "r")
+    superseded, late = ("safe", 0, "superseded", "over"), ("safe", 0, "late", "in flight")
+    assert said_of(harness.take()) == [(superseded, "a"), (late, "r")]
     harness.later(60)
-    (late,) = harness.take()
-    assert (said([late]), late.ref) == ([("safe", 0, "late", "over")], "b")
+    assert said_of(harness.take()) == [(("safe", 0, "late", "over"), "b")]
     # What comes in time when it has been done is computed.
     observe(harness, "c")
     assert harness.sent(Run) == []
