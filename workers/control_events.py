@@ -24,7 +24,8 @@ class ControlLimits:
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
     stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
-    `room_answer_ms`: how long one of them may take to begin with it before another is asked.
+    `room_answer_ms`: how long one of them may take to begin with it before another is asked, and
+    `room_done_ms` from then on until it is done.
     `cancel_ms`: how long an engine may take to stop a turn. `close_again_ms`: when an engine
     that could not close a session is asked again; after each failure it is twice as long, up to
     `close_again_most_ms`. Output of more than
@@ -49,6 +50,7 @@ class ControlLimits:
     close_again_most_ms: float = 60_000.0
     room_ms: float = 5_000.0
     room_answer_ms: float = 1_000.0
+    room_done_ms: float = 2_500.0
     owner_gone_ms: float = 30_000.0
     parked_alone_ms: float = 30_000.0
     remembered_answers: int = 256

@@ -2,7 +2,8 @@
 
 Opens that find no room wait in their order. For the first of them the sessions that have
 gone without progress the longest are asked, through their owners, to be parked. Who has not
-begun with it in time is passed over: its owner may have reasons that nobody knows here.
+begun with it in time is passed over: its owner may have reasons that nobody knows here. So is
+who does not get it done: an engine may hang at it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Rooms:
         self._waiting: dict[str, tuple[SessionControl, float]] = {}
         self._asked: dict[str, float] = {}
         """Until when those that were asked are waited for."""
+        self._begun: set[str] = set()
+        """Those of them that were found to have begun, and have more time."""
         self._passed_over: set[str] = set()
 
     @property
@@ -60,6 +63,7 @@ class Rooms:
     def declined(self, session: str) -> None:
         """It has work again: another is to make the room that it was asked for."""
         self._asked.pop(session, None)
+        self._begun.discard(session)
         self._passed_over.discard(session)
 
     def serve(self, sessions: Iterable[SessionControl], now_ms: float) -> list[SessionControl]:
@@ -70,9 +74,16 @@ class Rooms:
         served: list[SessionControl] = []
         if not self._waiting:
             return served
-        for name in [name for name, until_ms in self._asked.items() if now_ms >= until_ms]:
-            del self._asked[name]
-            self._passed_over.add(name)
+        late = {name for name, until_ms in self._asked.items() if now_ms >= until_ms}
+        begun = {s.session for s in sessions if s.session in late and s.leaving} if late else set()
+        for name in sorted(late):
+            if name in begun and name not in self._begun:
+                self._begun.add(name)
+                self._asked[name] = now_ms + self._limits.room_done_ms
+            else:
+                del self._asked[name]
+                self._begun.discard(name)
+                self._passed_over.add(name)
         while self._waiting:
             name, (session, until_ms) = next(iter(self._waiting.items()))
             if not session.open_if_room(now_ms):
@@ -87,7 +98,7 @@ class Rooms:
         """The canonical value of this state."""
         waiting = tuple((name, until_ms) for name, (_, until_ms) in self._waiting.items())
         asked = tuple(sorted(self._asked.items()))
-        return (waiting, asked, tuple(sorted(self._passed_over)))
+        return (waiting, asked, tuple(sorted(self._begun)), tuple(sorted(self._passed_over)))
 
     def _have_room_made(
         self, opening: SessionControl, sessions: Iterable[SessionControl], now_ms: float
@@ -99,7 +110,7 @@ class Rooms:
         """
         if opening.room_of is not None:
             sessions = [session for session in sessions if session.tenant == opening.room_of]
-        leaving = [session for session in sessions if session.leaving]
+        leaving = [s for s in sessions if s.leaving and s.session not in self._passed_over]
         able = [
             session
             for session in sessions
@@ -110,6 +121,9 @@ class Rooms:
         ]
         lacking = Counter(opening.shortage)
         for session in leaving:
+            if session.session not in self._asked:
+                self._asked[session.session] = now_ms + self._limits.room_done_ms
+                self._begun.add(session.session)
             lacking.subtract(self._ledger.of(session.session))
         most: Counter[str] = Counter()
         for session in able:

@@ -97,6 +97,8 @@ class Bench:
     declare: Declare = lambda settings: {}
     parks: bool = False
     refusals: dict[str, AntiphonError] = field(default_factory=dict)
+    hangs: set[str] = field(default_factory=set)
+    """What the engine never gets done."""
     now_ms: float = 0.0
     actions: list[Action] = field(default_factory=list)
     reports: list[tuple[str, Report]] = field(default_factory=list)
@@ -137,6 +139,8 @@ class Bench:
         return mine
 
     def _done(self, session: str, name: str, result: dict[str, Any]) -> list[Action]:
+        if name in self.hangs:
+            return []
         refusal = self.refusals.get(name)
         if name == "open" and self.parks:
             result["parks"] = True

@@ -323,6 +323,24 @@ def test_who_does_not_answer_is_passed_over_and_asked_again_when_there_is_no_oth
     assert opened(worker.bench.actions)[3:] == ["d"]
 
 
+def test_who_hangs_while_it_is_put_away_is_passed_over() -> None:
+    worker = Worker(room_answer_ms=1_000.0, room_done_ms=2_500.0).three()
+    worker.bench.hangs.add("park")
+    asked_ms = worker.bench.now_ms
+    assert wanted(worker.open("d")) == ["a"]
+    assert worker.park("a") == []
+    asked: list[str] = []
+    while not asked:
+        deadline = worker.bench.control.deadline_ms
+        assert deadline is not None
+        worker.bench.after(deadline - worker.bench.now_ms)
+        asked = wanted(worker.bench.take())
+    assert (asked, worker.bench.now_ms - asked_ms) == (["b"], 2_501.0)
+    worker.bench.hangs.clear()
+    worker.park("b")
+    assert opened(worker.bench.actions)[3:] == ["d"]
+
+
 def test_who_has_nobody_to_park_it_is_not_asked() -> None:
     worker = Worker()
     worker.bench.tell(GatewayUp("g2"))

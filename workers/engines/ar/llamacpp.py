@@ -166,6 +166,7 @@ class LlamaBackend:
     def _warm_soon(self, slot: Slot) -> None:
         if self.style == "few-shot":
             task = asyncio.get_running_loop().create_task(self.warm(slot))
+            slot.warming = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -448,6 +449,9 @@ class LlamaSession(ParkableSession):
         Raises EngineFailed when llama.cpp could not write it, OSError when nothing can be
         written there. Cancelling waits for llama.cpp, which cannot be stopped meanwhile.
         """
+        if self._slot.warming is not None:
+            # Who is put away need not be quick: others may wait for the room, and the processor.
+            self._slot.warming.cancel()
         async with self._slot.lock:
             await self._slot.settle()
             if self._text is not None:

@@ -37,6 +37,8 @@ class Slot:
         self.continues_only: list[int] | None = None
         """What a file gave llama.cpp, where only prompts that go on from all of it can use it.
         Stays when the session goes, as what lies in the slot does."""
+        self.warming: asyncio.Task[None] | None = None
+        """Who reads the beginning of prompts into it before anybody asks."""
         self._running: _Running | None = None
 
     def reads_all(self, prompt: list[int]) -> bool:
