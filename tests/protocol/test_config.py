@@ -374,6 +374,11 @@ def test_robots_may_have_a_port_of_their_own() -> None:
     assert GatewayConfig().openpi is None
 
 
+def test_the_example_of_a_world_is_played_at_a_rate_of_its_own() -> None:
+    world = load_config(ROOT / "examples" / "world.yaml", {}).pipelines["world"]
+    assert (world.kind, world.play.rate_hz) == ("world", 12.0)
+
+
 def numbers() -> list[tuple[type[pydantic.BaseModel], str]]:
     """Every option of a section that is a number or a size."""
     found: list[tuple[type[pydantic.BaseModel], str]] = []
