@@ -7,7 +7,7 @@ import { Refusal, WorldStream, saveKey } from "./world-stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SHEET_FRAMES = 16;
-const MEASURED = 64;
+const MEASURED = 256;
 
 const state = {
   connection: "idle", // idle, connecting, connected, disconnected, ended
@@ -21,6 +21,7 @@ const state = {
   session: null,
   scene: null,
   held: { keys: [], axes: {} },
+  kept: [], // the steps whose states are kept
 };
 const screen = $("screen").getContext("2d");
 let sequence = 0; // of the last hold
@@ -65,10 +66,20 @@ function onTold(told, bytes) {
     case "was_reset":
       notify(null);
       $("sheet").replaceChildren();
+      keep([]);
       state.frame = 0;
       break;
     case "scene_changed":
       notify(null);
+      break;
+    case "checkpoint_kept":
+      keep(told.kept);
+      break;
+    case "was_rewound":
+      notify(null);
+      $("sheet").replaceChildren();
+      keep(state.kept.filter((step) => step <= told.committed_step));
+      state.frame = 0;
       break;
     case "refused":
       notify(told.error.message);
@@ -90,6 +101,11 @@ function onTold(told, bytes) {
   }
 }
 
+function keep(kept) {
+  state.kept = kept;
+  $("back").disabled = kept.length === 0;
+}
+
 function attached({ world, session, committed_step: committed, lost }) {
   state.session = session;
   state.step = committed;
@@ -103,7 +119,7 @@ function attached({ world, session, committed_step: committed, lost }) {
   if ($("scene").options.length !== world.scenes.length) {
     $("scene").replaceChildren(...world.scenes.map((name) => element("option", { text: name })));
   }
-  for (const id of ["step", "reset", "end", "scene"]) $(id).disabled = false;
+  for (const id of ["step", "reset", "keep", "end", "scene"]) $(id).disabled = false;
   // A new connection has nothing held down.
   sequence = 0;
   held.clear();
@@ -183,7 +199,7 @@ function onEnd(reason) {
   wantsToPlay = false;
   tellPlaying(false);
   tell("ended", reason === "client" ? "The world has ended" : `The world has ended here: ${reason}`);
-  for (const id of ["step", "reset", "end", "scene"]) $(id).disabled = true;
+  for (const id of ["step", "reset", "keep", "back", "end", "scene"]) $(id).disabled = true;
 }
 
 function tell(connection, words) {
@@ -235,6 +251,8 @@ const reset = () => stream.say("reset", { settings: { seed: seed() } });
 $("play").addEventListener("click", play);
 $("step").addEventListener("click", () => stream.say("step"));
 $("reset").addEventListener("click", reset);
+$("keep").addEventListener("click", () => stream.say("checkpoint"));
+$("back").addEventListener("click", () => stream.say("rewind", { step: state.kept.at(-1) }));
 $("end").addEventListener("click", () => stream.say("close"));
 $("scene").addEventListener("change", () => {
   stream.say("scene", { scene: $("scene").value });

@@ -10,6 +10,7 @@ from protocol.worlds.bodies import (
     Capabilities,
     OpenWorldBody,
     ResetBody,
+    RewindBody,
     StepAnswer,
     StepBody,
     StepFrame,
@@ -18,6 +19,8 @@ from protocol.worlds.bodies import (
 from protocol.worlds.frames import (
     Attach,
     Attached,
+    Checkpoint,
+    CheckpointKept,
     ClientFrame,
     Close,
     Failed,
@@ -33,6 +36,7 @@ from protocol.worlds.frames import (
     Refused,
     Reset,
     Restore,
+    Rewind,
     Scene,
     SceneChanged,
     Seen,
@@ -44,6 +48,7 @@ from protocol.worlds.frames import (
     Waits,
     WasReset,
     WasRestored,
+    WasRewound,
 )
 from protocol.worlds.wires import MAX_CONTROL_BYTES, WIRES, Wire
 
@@ -56,6 +61,8 @@ __all__ = [
     "BatchBody",
     "BatchEntry",
     "Capabilities",
+    "Checkpoint",
+    "CheckpointKept",
     "ClientFrame",
     "Close",
     "Failed",
@@ -73,6 +80,8 @@ __all__ = [
     "Reset",
     "ResetBody",
     "Restore",
+    "Rewind",
+    "RewindBody",
     "Scene",
     "SceneChanged",
     "Seen",
@@ -87,6 +96,7 @@ __all__ = [
     "Waits",
     "WasReset",
     "WasRestored",
+    "WasRewound",
     "Wire",
     "WorldBody",
 ]

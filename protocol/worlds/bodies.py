@@ -105,6 +105,12 @@ class ResetBody(_Body, frozen=True):
     settings: dict[str, Any] = {}
 
 
+class RewindBody(_Body, frozen=True):
+    """`POST /v1/worlds/{id}/rewind`: back to the state that was kept after `step`."""
+
+    step: Index
+
+
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     """A picture of a step, as the stream has it; `data` is base64 in JSON."""
 

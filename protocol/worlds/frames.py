@@ -79,6 +79,19 @@ class Reset(_Frame, frozen=True, tag="reset"):
     ref: Ref | None = None
 
 
+class Checkpoint(_Frame, frozen=True, tag="checkpoint"):
+    """Keep the state as it is behind the frame that is being made."""
+
+    ref: Ref | None = None
+
+
+class Rewind(_Frame, frozen=True, tag="rewind"):
+    """Go back to the state that was kept after `step`, as if what came later never was."""
+
+    step: Index
+    ref: Ref | None = None
+
+
 class Restore(_Frame, frozen=True, tag="restore"):
     """Go on from the `restorable_step` of the last `state_lost`."""
 
@@ -108,7 +121,21 @@ class Close(_Frame, frozen=True, tag="close"):
     """The world ends. Hanging up without it leaves it waiting for `grace_s`."""
 
 
-ClientFrame = Attach | Hold | Play | Pause | Step | Reset | Restore | Scene | Seen | Ping | Close
+ClientFrame = (
+    Attach
+    | Hold
+    | Play
+    | Pause
+    | Step
+    | Reset
+    | Checkpoint
+    | Rewind
+    | Restore
+    | Scene
+    | Seen
+    | Ping
+    | Close
+)
 
 
 # Frames of the gateway
@@ -188,6 +215,21 @@ class WasReset(_Told, frozen=True, tag="was_reset"):
     ref: str | None = None
 
 
+class CheckpointKept(_Told, frozen=True, tag="checkpoint_kept"):
+    """The state after `committed_step` is kept. `kept` are all steps after which one is."""
+
+    committed_step: int
+    kept: list[int]
+    ref: str | None = None
+
+
+class WasRewound(_Told, frozen=True, tag="was_rewound"):
+    """The state is the one that was kept after `committed_step`: what came later never was."""
+
+    committed_step: int
+    ref: str | None = None
+
+
 class WasRestored(_Told, frozen=True, tag="was_restored"):
     """The state is the one after `committed_step`: what came later never was."""
 
@@ -255,6 +297,8 @@ ServerFrame = (
     | Paused
     | SceneChanged
     | WasReset
+    | CheckpointKept
+    | WasRewound
     | WasRestored
     | StepFailed
     | StateLost

@@ -46,7 +46,12 @@ async def test_a_world_is_played_and_what_is_held_comes_back() -> None:
         assert first.told["control_ms"] > 0
         later = await world.next_picture()
         assert later.frame > first.frame
+        kept = (await world.checkpoint())[-1]
+        assert kept >= later.step
+        await world.next_picture()
         await world.pause()
+        await world.rewind(kept)
+        assert world.committed_step == kept
         await world.reset({"seed": 5, "scene": "one"})
         assert world.committed_step == 0
         with pytest.raises(Refused, match="scene"):
@@ -128,6 +133,10 @@ async def test_a_step_whose_answer_was_lost_is_done_once() -> None:
         with pytest.raises(Refused, match="scene"):
             await world.step(scene="nowhere")
         assert world.committed_step == 2
+        assert await world.checkpoint() == [2]
+        after = await world.step([UP])
+        await world.rewind(2)
+        assert np.array_equal(await world.step([UP]), after)
         await world.reset()
         assert np.array_equal(await world.step([UP]), expected[0])
         await other.close()

@@ -97,9 +97,21 @@ class SteppedWorld:
         self, settings: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> None:
         """Begin anew. Raises AntiphonError."""
-        body = {"settings": dict(settings or {})}
-        await self._gateway.requests.ask("POST", f"/v1/worlds/{self.id}/reset", body, timeout_s)
-        self.committed_step = 0
+        await self._change("reset", {"settings": dict(settings or {})}, timeout_s)
+
+    async def checkpoint(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[int]:
+        """Keep the state as it is: the steps after which one is kept. Raises AntiphonError."""
+        return list((await self._change("checkpoint", {}, timeout_s))["kept"])
+
+    async def rewind(self, step: int, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Go back to the state that was kept after `step`. Raises AntiphonError."""
+        await self._change("rewind", {"step": step}, timeout_s)
+
+    async def _change(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> Any:
+        path = f"/v1/worlds/{self.id}/{verb}"
+        answer = await self._gateway.requests.ask("POST", path, body, timeout_s)
+        self.committed_step = int(answer["committed_step"])
+        return answer
 
     async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """End the world."""

@@ -200,6 +200,14 @@ class World:
         """Begin anew, with settings that replace those of the open. Raises Refused."""
         await self._ask({"type": "reset", "settings": dict(settings or {})})
 
+    async def checkpoint(self) -> list[int]:
+        """Keep the state as it is: the steps after which one is kept. Raises Refused."""
+        return list((await self._ask({"type": "checkpoint"}))["kept"])
+
+    async def rewind(self, step: int) -> None:
+        """Go back to the state that was kept after `step`. Raises Refused where none is."""
+        await self._ask({"type": "rewind", "step": step})
+
     async def change_scene(self, scene: str) -> int:
         """Another scene from the next step on: waits for that step, and returns its number.
         Raises Refused."""
@@ -362,7 +370,11 @@ class World:
                 await self._say({"type": "seen", "frame": frame["frame"]})
             case "attached":
                 await self._on_attached(frame)
-            case "playing" | "paused" | "was_reset" | "scene_changed" | "refused":
+            case "was_reset" | "was_rewound":
+                # What came before never was.
+                self.committed_step, self._picture = frame["committed_step"], None
+                self._on_answer(frame)
+            case "playing" | "paused" | "checkpoint_kept" | "scene_changed" | "refused":
                 self._on_answer(frame)
             case "error":
                 error = error_of(frame["error"])
@@ -393,9 +405,6 @@ class World:
         self._begun.set()
 
     def _on_answer(self, frame: Mapping[str, Any]) -> None:
-        if frame["type"] == "was_reset":
-            self.committed_step = 0
-            self._picture = None
         answer = self._answers.get(frame.get("ref") or "")
         if answer is None or answer.done():
             return

@@ -11,14 +11,14 @@ from typing import Any
 
 from gateway.surfaces.worlds.form import Form, Row, actions
 from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest, SessionBusy
-from sessions.steps.events import Reset, Step, StepDone, StepFailed
+from sessions.steps.events import Step, StepDone, StepFailed
 
 BACK_OFF_MS = 1_000.0
 """How long a step waits that found no room."""
 REMEMBERED_HOLDS = 64
 """Holds whose time of arrival is known, the latest ones."""
 
-_GOES_ON = ("step_cancelled", "step_out_of_order", "step_committed", "reset_in_progress")
+_GOES_ON = ("step_cancelled", "step_out_of_order", "step_committed")
 """Codes of failures after which the next step may well be done."""
 
 
@@ -70,7 +70,8 @@ class Playing:
         self._begun: _Begun | None = None
         self._stray: int | None = None
         """A step that somebody else has begun: ours come after it."""
-        self._resetting: str | None = None
+        self._changing: str | None = None
+        """Our name for what is asked of the state between two steps, until it is answered."""
         self._lost = False
         self._scene: AskedScene | None = None
         self._frame = 0
@@ -116,12 +117,15 @@ class Playing:
         before, self._scene = self._scene, asked
         return before
 
-    def reset(self, settings: dict[str, Any], ref: str) -> Reset:
-        """Begin anew. Raises SessionBusy where it does so already."""
-        if self._resetting is not None:
-            raise SessionBusy("a reset is under way: wait for it", code="reset_in_progress")
-        self._resetting = ref
-        return Reset(settings, ref)
+    def change(self, ref: str) -> None:
+        """The state is kept, goes back or begins anew, in between two steps. Raises SessionBusy
+        while another such thing is under way."""
+        if self._changing is not None:
+            raise SessionBusy(
+                "a reset, a checkpoint or a rewind is under way: wait for it",
+                code="change_in_progress",
+            )
+        self._changing = ref
 
     def seen(self, frame: int) -> None:
         """The player has all pictures up to this one."""
@@ -137,7 +141,7 @@ class Playing:
 
     def due_ms(self) -> float | None:
         """When `begin` has a step; None: not before something else happens."""
-        if self._begun or self._stray is not None or self._resetting is not None or self._lost:
+        if self._begun or self._stray is not None or self._changing is not None or self._lost:
             return None
         if not (self.runs or self._asked):
             return None
@@ -200,22 +204,22 @@ class Playing:
         self.pause()
         return error
 
-    def was_reset(self) -> None:
-        """The world has begun anew."""
-        self._committed = self._frame = self._seen = 0
-        self._lost = False
-        self._resetting = self._stray = None
-
-    def reset_refused(self, ref: str | None) -> bool:
-        """A verb was refused; whether it was the reset that waits."""
-        ours = ref is not None and ref == self._resetting
-        if ours:
-            self._resetting = None
-        return ours
-
-    def was_restored(self, committed: int) -> None:
-        """The world is the one after this step."""
+    def changed(self, committed: int) -> None:
+        """The world has begun anew, or gone back: it is the one after this step."""
         self._committed, self._lost = committed, False
+        self._frame = self._seen = 0
+        self._changing = self._stray = None
+
+    def kept(self) -> None:
+        """The state is kept, and the world goes on."""
+        self._changing = None
+
+    def change_refused(self, ref: str | None) -> bool:
+        """A verb was refused; whether it was the change that waits."""
+        ours = ref is not None and ref == self._changing
+        if ours:
+            self._changing = None
+        return ours
 
     def state_lost(self) -> None:
         """There is nothing to go on from."""

@@ -24,7 +24,21 @@ from protocol.errors import (
 from protocol.worlds import StepBody
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.lifecycle import State
-from sessions.steps.events import Reset, Step, StepDone, StepFailed, WasReset, WasRestored
+from sessions.steps.events import (
+    Checkpoint,
+    CheckpointKept,
+    Reset,
+    Rewind,
+    Step,
+    StepDone,
+    StepFailed,
+    WasReset,
+    WasRestored,
+    WasRewound,
+)
+
+Change = Reset | Checkpoint | Rewind
+"""What is asked of the state between two steps."""
 
 
 class StepRefused(InvalidRequest):
@@ -58,7 +72,7 @@ class Stepper:
         self._committed = 0
         self._in_flight: int | None = None
         self._steps: dict[int, asyncio.Future[StepDone]] = {}
-        self._resetting: tuple[str, asyncio.Future[None]] | None = None
+        self._changing: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
         self._gone: AntiphonError | None = None
 
     async def take(self, host: SessionHost, session: str, tenant: str) -> None:
@@ -81,8 +95,7 @@ class Stepper:
         self.form.check_rows(asked.actions, asked.frames)
         if asked.scene is not None:
             self.form.check_scene(asked.scene)
-        if self._resetting is not None:
-            raise SessionBusy("a reset is under way: wait for it", code="reset_in_progress")
+        self._check_change()
         number = asked.step
         if number is None:
             if self._in_flight is not None:
@@ -99,18 +112,25 @@ class Stepper:
             self._send(Step(number, *_said(asked, self.form)))
         return await asyncio.shield(waiting)
 
-    async def reset(self, settings: dict[str, Any]) -> None:
-        """Begin anew. Raises AntiphonError where the engine does not, and SessionBusy."""
-        if self._resetting is not None:
-            raise SessionBusy("a reset is under way: wait for it", code="reset_in_progress")
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def change(self, change: Callable[[str], Change]) -> dict[str, Any]:
+        """Have the state begin anew, be kept, or go back: what is said of it then. `change` makes
+        the verb of our name for it. Raises AntiphonError where it is refused, and SessionBusy."""
+        self._check_change()
+        outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(_retrieve)
-        ref = f"reset-{secrets.token_hex(6)}"
-        self._resetting = ref, outcome
-        self._send(Reset(settings, ref))
-        await asyncio.shield(outcome)
+        ref = f"change-{secrets.token_hex(6)}"
+        self._changing = ref, outcome
+        self._send(change(ref))
+        return await asyncio.shield(outcome)
 
-    def _send(self, verb: Step | Reset) -> None:
+    def _check_change(self) -> None:
+        if self._changing is not None:
+            raise SessionBusy(
+                "a reset, a checkpoint or a rewind is under way: wait for it",
+                code="change_in_progress",
+            )
+
+    def _send(self, verb: Step | Change) -> None:
         if self._gone is not None:
             raise self._gone.again()
         assert self._attachment is not None
@@ -130,14 +150,16 @@ class Stepper:
                 self._over(step, committed)
                 if (waiting := self._steps.pop(step, None)) is not None and not waiting.done():
                     waiting.set_exception(StepRefused(error, committed))
-            case WasReset(committed_step=committed):
+            case WasReset(committed_step=committed) | WasRewound(committed_step=committed):
                 self._committed, self._in_flight = committed, None
-                self._end_reset(None)
+                self._end_change({"committed_step": committed})
+            case CheckpointKept(committed_step=committed, kept=kept):
+                self._end_change({"committed_step": committed, "kept": kept})
             case WasRestored(committed_step=committed):
                 self._committed = committed
             case Refused(error=error, ref=ref):
-                if self._resetting is not None and ref == self._resetting[0]:
-                    self._end_reset(raised(error))
+                if self._changing is not None and ref == self._changing[0]:
+                    self._end_change(raised(error))
             case LetGo():
                 self._end(SessionBusy("a player has taken the world over"))
             case SessionEnded():
@@ -148,14 +170,14 @@ class Stepper:
         if step == self._in_flight:
             self._in_flight = None
 
-    def _end_reset(self, error: AntiphonError | None) -> None:
-        resetting, self._resetting = self._resetting, None
-        if resetting is None or resetting[1].done():
+    def _end_change(self, outcome: dict[str, Any] | AntiphonError) -> None:
+        changing, self._changing = self._changing, None
+        if changing is None or changing[1].done():
             return
-        if error is None:
-            resetting[1].set_result(None)
+        if isinstance(outcome, AntiphonError):
+            changing[1].set_exception(outcome)
         else:
-            resetting[1].set_exception(error)
+            changing[1].set_result(outcome)
 
     def _end(self, error: AntiphonError) -> None:
         self._gone = error
@@ -163,7 +185,7 @@ class Stepper:
         for step in waiting.values():
             if not step.done():
                 step.set_exception(error.again())
-        self._end_reset(error.again())
+        self._end_change(error.again())
         self._forget()
 
 

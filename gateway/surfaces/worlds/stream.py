@@ -34,6 +34,11 @@ from sessions import client
 from sessions.client import Role
 from sessions.steps import events as steps
 
+Change = steps.Reset | steps.Checkpoint | steps.Rewind
+
+_CHANGE = "change"
+"""Among the client's names, that of the change of the state which is under way."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -114,6 +119,7 @@ class _Connection:
         self._refs: dict[str, str | None] = {}
         """The client's names for verbs that have no answer yet, by ours."""
         self._name = secrets.token_hex(6)
+        self._asked = 0
         self._told_step = 0
         """The last step whose frames were shown: an answer that is told again has none."""
         self._life = 0
@@ -261,14 +267,17 @@ class _Connection:
                         self._tell(wire_of.Paused(error=fatal))
             case steps.WasReset(committed_step=committed):
                 self._begun_anew(0)
+                self._tell(wire_of.WasReset(committed, self._refs.pop(_CHANGE, None)))
+            case steps.WasRewound(committed_step=committed):
+                self._begun_anew(committed)
+                self._tell(wire_of.WasRewound(committed, self._refs.pop(_CHANGE, None)))
+            case steps.CheckpointKept(committed_step=committed, kept=kept):
                 if playing is not None:
-                    playing.was_reset()
-                ref = self._refs.pop("reset", None)
-                self._tell(wire_of.WasReset(committed, ref))
+                    playing.kept()
+                ref = self._refs.pop(_CHANGE, None)
+                self._tell(wire_of.CheckpointKept(committed, kept, ref))
             case steps.WasRestored(committed_step=committed):
                 self._begun_anew(committed)
-                if playing is not None:
-                    playing.was_restored(committed)
                 self._tell(wire_of.WasRestored(committed))
             case steps.StateLost(committed_step=committed, restorable_step=step, reason=reason):
                 if playing is not None:
@@ -318,13 +327,15 @@ class _Connection:
 
     def _begun_anew(self, committed: int) -> None:
         """Pictures that wait are of what never was."""
+        if self._playing is not None:
+            self._playing.changed(committed)
         self._told_step = committed
         self._life += 1
         self._slots.clear()
 
     def _refused(self, error: Any, ref: str | None) -> None:
-        if self._playing is not None and self._playing.reset_refused(ref):
-            self._tell_refused(error, self._refs.pop("reset", None))
+        if self._playing is not None and self._playing.change_refused(ref):
+            self._tell_refused(error, self._refs.pop(_CHANGE, None))
         elif ref is not None and ref in self._refs:
             self._tell_refused(error, self._refs.pop(ref))
 
@@ -388,15 +399,33 @@ class _Connection:
                     newer = SessionBusy("another scene was asked for", code="superseded")
                     self._tell_refused(newer.info(), before.ref)
             case wire_of.Reset():
-                verb = playing.reset(frame.settings, f"{self._name}-reset")
-                self._refs["reset"] = frame.ref
-                attachment.send(verb)
+                self._change(
+                    playing, steps.Reset(frame.settings, self._ours()), attachment, frame.ref
+                )
+            case wire_of.Checkpoint():
+                self._change(playing, steps.Checkpoint(self._ours()), attachment, frame.ref)
+            case wire_of.Rewind():
+                verb = steps.Rewind(frame.step, self._ours())
+                self._change(playing, verb, attachment, frame.ref)
             case wire_of.Restore():
-                ours = f"{self._name}-restore"
+                ours = self._ours()
                 self._refs[ours] = frame.ref
                 attachment.send(steps.Restore(ours))
             case wire_of.Close():
                 attachment.close("client")
+
+    def _change(
+        self, playing: Playing, verb: Change, attachment: Attachment, ref: str | None
+    ) -> None:
+        assert verb.ref is not None
+        playing.change(verb.ref)
+        self._refs[_CHANGE] = ref
+        attachment.send(verb)
+
+    def _ours(self) -> str:
+        """A name of our own for a verb: those of several clients must not be taken for another."""
+        self._asked += 1
+        return f"{self._name}-{self._asked}"
 
     # Going on
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.opening import OpenAnswer, wants_events
 from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
-from gateway.surfaces.worlds.stepping import Steppers, StepRefused, WorldEnded
+from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
 from protocol.errors import AntiphonError, ErrorKind, NotFound
 from protocol.native import read_body
 from protocol.worlds import (
@@ -30,13 +30,14 @@ from protocol.worlds import (
     BatchEntry,
     OpenWorldBody,
     ResetBody,
+    RewindBody,
     StepAnswer,
     StepBody,
     StepFrame,
     WorldBody,
 )
 from sessions.pipeline import Kind
-from sessions.steps.events import StepDone
+from sessions.steps.events import Checkpoint, Reset, Rewind, StepDone
 
 MSGPACK = "application/msgpack"
 FULL_RETRY_MS = 1_000
@@ -65,6 +66,8 @@ class Worlds:
             Route(one, self.close, methods=["DELETE"]),
             Route(f"{one}/step", self.step, methods=["POST"]),
             Route(f"{one}/reset", self.reset, methods=["POST"]),
+            Route(f"{one}/checkpoint", self.checkpoint, methods=["POST"]),
+            Route(f"{one}/rewind", self.rewind, methods=["POST"]),
             Route(f"{one}/close", self.close, methods=["POST"]),
         ]
 
@@ -144,10 +147,22 @@ class Worlds:
         """`POST /v1/worlds/{id}/reset`: begin anew."""
         session, tenant = self._named(request)
         body = read_body(await request.body() or b"{}", ResetBody)
-        form = self._form(session, tenant)
-        stepper = await self._steppers.of(session, tenant, form)
-        await stepper.reset(body.settings)
-        return _json({"committed_step": 0})
+        return await self._change(session, tenant, lambda ref: Reset(body.settings, ref))
+
+    async def checkpoint(self, request: Request) -> Response:
+        """`POST /v1/worlds/{id}/checkpoint`: keep the state as it is."""
+        session, tenant = self._named(request)
+        return await self._change(session, tenant, Checkpoint)
+
+    async def rewind(self, request: Request) -> Response:
+        """`POST /v1/worlds/{id}/rewind`: go back to a state that was kept."""
+        session, tenant = self._named(request)
+        body = read_body(await request.body(), RewindBody)
+        return await self._change(session, tenant, lambda ref: Rewind(body.step, ref))
+
+    async def _change(self, session: str, tenant: str, change: Callable[[str], Change]) -> Response:
+        stepper = await self._steppers.of(session, tenant, self._form(session, tenant))
+        return _json(await stepper.change(change))
 
     # Parts of these
 

@@ -84,6 +84,19 @@ async def test_a_reset_begins_anew_with_what_it_says() -> None:
         assert await frames(http, world, step=1) == found
 
 
+async def test_requests_keep_a_state_and_go_back_to_it() -> None:
+    async with serving_worlds() as (_, http):
+        world = await opened(http)
+        path = f"/v1/worlds/{world['id']}"
+        await frames(http, world, step=1, actions=[UP])
+        assert (await http.post(f"{path}/checkpoint")).json() == {"committed_step": 1, "kept": [1]}
+        expected = await frames(http, world, step=2, actions=[UP], frames=2)
+        assert (await http.post(f"{path}/rewind", json={"step": 1})).json() == {"committed_step": 1}
+        assert await frames(http, world, step=2, actions=[UP], frames=2) == expected
+        refused = await http.post(f"{path}/rewind", json={"step": 2})
+        assert error(refused)[:2] == (400, "no_checkpoint")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "field"),
     [

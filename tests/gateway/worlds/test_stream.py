@@ -182,6 +182,30 @@ async def test_a_scene_changes_between_two_steps_or_not_at_all() -> None:
             assert it.frames[1]["scene"] == "one"
 
 
+async def test_a_world_goes_back_to_a_state_that_was_kept() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        async with (
+            player(gateway.http, world, role="observer", format="raw") as looking,
+            controlled(gateway.http, world) as it,
+        ):
+            await looking.until("attached")
+            await it.say("hold", sequence=1, keys=["up"])
+            await walked(it, 2)
+            await it.say("checkpoint", ref="keep")
+            assert (await it.until("checkpoint_kept", ref="keep"))["kept"] == [2]
+            expected = await walked(it, 3)
+            await it.say("rewind", step=2, ref="back")
+            assert (await it.until("was_rewound", ref="back"))["committed_step"] == 2
+            assert await walked(it, 3) == expected
+            assert [one["frame"] for one in it.frames[-3:]] == [3, 4, 5]
+            await looking.until("was_rewound")
+            assert [one["data"] for one in await looking.pictures(3)] == expected
+            await it.say("rewind", step=1, ref="never")
+            assert (await it.until("refused", ref="never"))["error"]["code"] == "no_checkpoint"
+            await walked(it, 1)
+
+
 async def test_what_is_wrong_is_refused_and_the_world_goes_on() -> None:
     async with serving_worlds() as (gateway, http):
         world = await opened(http)
