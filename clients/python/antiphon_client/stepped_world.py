@@ -6,12 +6,12 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from antiphon_client.closing import ClosedOnLeaving
 from antiphon_client.connection import FIRST_RETRY_S, LAST_RETRY_S
 from antiphon_client.errors import AntiphonError, NotReachable, ProtocolError
 from antiphon_client.session import (
@@ -22,7 +22,7 @@ from antiphon_client.session import (
 )
 
 
-class SteppedWorld:
+class SteppedWorld(ClosedOnLeaving):
     """A world that is stepped by requests, each exactly once: an answer that was lost on the way
     is asked for again, and nothing is passed over."""
 
@@ -48,17 +48,6 @@ class SteppedWorld:
         if model is not None:
             body["model"] = model
         return cls(gateway, await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def step(
         self,

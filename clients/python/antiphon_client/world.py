@@ -11,7 +11,6 @@ import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from antiphon_client.closing import ClosedOnLeaving
 from antiphon_client.connection import (
     CONNECT_TIMEOUT_S,
     FIRST_RETRY_S,
@@ -75,7 +75,7 @@ class Picture:
         return np.frombuffer(self.data, np.uint8).reshape(self.height, self.width, 3)
 
 
-class World:
+class World(ClosedOnLeaving):
     """A world in control of this client. Leave the context to end it.
 
     Made by `World.open` and `World.resume`. The newest picture is what counts: `next_picture`
@@ -163,17 +163,6 @@ class World:
     def error(self) -> AntiphonError | None:
         """Why the world can be used no more."""
         return self._over
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # What a player says
 
