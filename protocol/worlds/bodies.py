@@ -8,7 +8,7 @@ import msgspec
 
 from protocol.errors import ErrorInfo
 from protocol.native.fields import Id, Index
-from protocol.native.frames import ChosenLimits, SessionLimits
+from protocol.native.frames import ChosenLimits, ForkedFrom, SessionLimits
 
 MAX_FRAMES = 1024
 MAX_BATCH = 256
@@ -29,12 +29,14 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenWorldBody(_Body, frozen=True):
-    """`POST /v1/worlds`. `model` names a pipeline; absent: the first one of kind world."""
+    """`POST /v1/worlds`. `model` names a pipeline; absent: the first one of kind world. With
+    `fork` the world begins as another of the tenant's is then."""
 
     model: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     settings: dict[str, Any] | None = None
     limits: ChosenLimits = ChosenLimits()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] | None = None
+    fork: ForkedFrom | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True):

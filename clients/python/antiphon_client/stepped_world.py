@@ -41,12 +41,16 @@ class SteppedWorld(ClosedOnLeaving):
         *,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, float] | None = None,
+        fork: str | None = None,
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Self:
-        """A new world. Raises as `World.open`."""
+        """A new world; with `fork` it begins as the one of that id is now, which goes on
+        undisturbed. Raises as `World.open`."""
         body: dict[str, Any] = {"settings": dict(settings or {}), "limits": dict(limits or {})}
         if model is not None:
             body["model"] = model
+        if fork is not None:
+            body["fork"] = {"session": fork}
         return cls(gateway, await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s))
 
     async def step(

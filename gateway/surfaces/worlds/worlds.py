@@ -79,13 +79,15 @@ class Worlds:
         with self._refusals_counted():
             tenant = self._access.tenant(request.scope)
             body = read_body(await request.body(), OpenWorldBody)
-            pipeline = self._pipeline(body.model)
+            fork = None if body.fork is None else body.fork.session
+            pipeline = self._pipeline(body.model, fork, tenant)
 
         async def open_session(on_position: OnPosition) -> WorldBody:
             with self._refusals_counted():
                 secret = f"secret_{secrets.token_urlsafe(24)}"
                 attachment = await self._host.open(
                     pipeline=pipeline,
+                    fork=fork,
                     tenant=tenant,
                     settings_patch=body.settings,
                     limits={
@@ -202,8 +204,12 @@ class Worlds:
         self._check_lives(session, tenant)
         return form_of(self._host, self._host.describe(session, tenant), FORMATS)
 
-    def _pipeline(self, model: str | None) -> str:
+    def _pipeline(self, model: str | None, fork: str | None, tenant: str) -> str:
         """The pipeline that is meant. Raises NotFound."""
+        if model is None and fork is not None:
+            source = self._host.summary(fork, tenant)
+            check_kind(source)
+            return source.pipeline
         worlds = [name for name, it in self._host.pipelines.items() if it.kind is Kind.WORLD]
         if model is None and worlds:
             return worlds[0]

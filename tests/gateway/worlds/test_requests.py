@@ -97,6 +97,23 @@ async def test_requests_keep_a_state_and_go_back_to_it() -> None:
         assert error(refused)[:2] == (400, "no_checkpoint")
 
 
+async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> None:
+    async with serving_worlds() as (_, http):
+        source, other = (
+            await opened(http, settings={"seed": 4}),
+            await opened(http, settings={"seed": 4}),
+        )
+        for world in (source, other):
+            await frames(http, world, step=1, actions=[UP], frames=2)
+        fork = await opened(http, fork={"session": source["id"]})
+        assert fork["facts"]["committed_step"] == 1
+        expected = await frames(http, other, step=2, actions=[DOWN])
+        assert await frames(http, fork, step=2, actions=[UP]) != expected
+        assert await frames(http, source, step=2, actions=[DOWN]) == expected
+        refused = await http.post("/v1/worlds", json={"fork": {"session": "sess_none"}})
+        assert error(refused)[:2] == (404, "session_not_found")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "field"),
     [
