@@ -25,6 +25,8 @@ from gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from gateway.surfaces.native import NativeSessions, NativeStream
 from gateway.surfaces.openpi import OpenPiSocket
 from gateway.surfaces.realtime import RealtimeSocket
+from gateway.surfaces.worlds import Worlds, WorldStream
+from gateway.surfaces.worlds.pictures import Studio
 from protocol.config import GatewayConfig
 from protocol.errors import AntiphonError, NotFound
 
@@ -43,11 +45,16 @@ def build_app(
     """The application that serves `host`. Starting and draining the host is the caller's."""
     access = Access(config)
     endpoints = _Endpoints(host, access, metrics)
+    studio = Studio(metrics)
     app = _guarded(
         [
             WebSocketRoute("/v1/realtime", RealtimeSocket(host, access, metrics)),
             *NativeSessions(host, access, metrics).routes(),
             WebSocketRoute("/v1/sessions/{session}/stream", NativeStream(host, access, metrics)),
+            *Worlds(host, access, metrics, studio).routes(),
+            WebSocketRoute(
+                "/v1/worlds/{session}/stream", WorldStream(host, access, metrics, studio)
+            ),
             WebSocketRoute("/v1/openpi/{pipeline}", OpenPiSocket(host, access, metrics)),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/healthz", endpoints.healthz, methods=["GET"]),

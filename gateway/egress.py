@@ -59,6 +59,8 @@ class Egress:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def queued_bytes(self) -> int:
@@ -107,6 +109,7 @@ class Egress:
             return
         self._frames.append(frame)
         self._bytes += size
+        self._idle.clear()
         self._wake.set()
         if not self._blocked and self._bytes > self._limits.high:
             self._blocked = True
@@ -122,6 +125,10 @@ class Egress:
     async def room(self) -> None:
         """Wait until the queue is not blocked: who makes a client's answers asks first."""
         await self._room.wait()
+
+    async def idle(self) -> None:
+        """Wait until nothing waits to be sent: for who would rather send something newer."""
+        await self._idle.wait()
 
     async def drain(self, send: Send) -> None:
         """Send frames in order until `finish`. Raises EgressOverflow, also out of `send`."""
@@ -155,6 +162,8 @@ class Egress:
 
     def _sent(self, size: int) -> None:
         self._bytes -= size
+        if not self._bytes:
+            self._idle.set()
         if self._blocked and self._bytes < self._limits.low:
             self._blocked = False
             self._room.set()

@@ -402,13 +402,17 @@ class GatewayHost:
             known.pipeline.control,
         )
 
+    def ended(self, session: str, tenant: str) -> bool:
+        """Whether there was such a session of this tenant, as long as that is remembered."""
+        return self._ended.get(session) == tenant
+
     def close_session(self, session: str, tenant: str | None = None) -> None:
         """Close a session: for the operator, or for its tenant. Raises NotFound.
 
         A tenant's that has ended is closed: an answer may have been lost on its way, or the
         session have ended by itself a moment before.
         """
-        if tenant is not None and self._ended.get(session) == tenant:
+        if tenant is not None and self.ended(session, tenant):
             return
         self._find(session, tenant)
         reason = CloseReason.ADMIN if tenant is None else CloseReason.CLIENT

@@ -263,6 +263,9 @@ class SessionHost(Protocol):
     def describe(self, session: str, tenant: str) -> SessionDescription:
         """One session of this tenant, with its settings and limits. Raises NotFound."""
 
+    def ended(self, session: str, tenant: str) -> bool:
+        """Whether there was such a session of this tenant, as long as that is remembered."""
+
     def close_session(self, session: str, tenant: str | None = None) -> None:
         """Close a session: for the operator, or for its tenant. Raises NotFound.
 

@@ -63,7 +63,7 @@ def error_response(error: AntiphonError) -> JSONResponse:
     if info.retry_after_ms is not None:
         headers["retry-after"] = str(-(-info.retry_after_ms // 1000))
         headers["retry-after-ms"] = str(info.retry_after_ms)
-    return JSONResponse(error_body(error), _status(error), headers)
+    return JSONResponse(error_body(error), error_status(error), headers)
 
 
 def can_answer(scope: Scope) -> bool:
@@ -71,7 +71,8 @@ def can_answer(scope: Scope) -> bool:
     return "websocket.http.response" in scope.get("extensions", {})
 
 
-def _status(error: AntiphonError) -> int:
+def error_status(error: AntiphonError) -> int:
+    """The status of an answer that says `error`."""
     if isinstance(error, HttpRefusal):
         return error.status
     if isinstance(error, SessionBusy):

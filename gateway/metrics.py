@@ -29,6 +29,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 _OPEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _RTF = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
+_ENCODE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25)
+_CONTROL_S = (0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -144,6 +146,32 @@ class GatewayMetrics:
             "antiphon_emergency_stops",
             "Sessions that were stopped, by whom.",
             ["pipeline", "by"],
+            registry=registry,
+        )
+        self._pictures = Counter(
+            "antiphon_world_pictures",
+            "Pictures of worlds that were sent to viewers, or left out for who reads slowly.",
+            ["pipeline", "result"],
+            registry=registry,
+        )
+        self._encoded = Histogram(
+            "antiphon_picture_encode_seconds",
+            "What a thread took to encode a picture.",
+            ["format"],
+            buckets=_ENCODE_S,
+            registry=registry,
+        )
+        self._controlled = Histogram(
+            "antiphon_world_control_seconds",
+            "From a player's hold until the first picture in which it took effect was sent.",
+            ["pipeline"],
+            buckets=_CONTROL_S,
+            registry=registry,
+        )
+        self._late = Counter(
+            "antiphon_world_late_steps",
+            "Steps of worlds that go on by themselves, begun a whole period after they were due.",
+            ["pipeline"],
             registry=registry,
         )
         self._worker_up = Gauge(
@@ -278,6 +306,25 @@ class GatewayMetrics:
     def stopped(self, pipeline: str, by: str) -> None:
         """A session was stopped."""
         self._stops.labels(pipeline, by).inc()
+
+    def picture_sent(self, pipeline: str, control_s: float | None) -> None:
+        """A viewer was sent a picture; the first of a hold came so long after that."""
+        self._pictures.labels(pipeline, "sent").inc()
+        if control_s is not None:
+            self._controlled.labels(pipeline).observe(control_s)
+
+    def picture_dropped(self, pipeline: str) -> None:
+        """A picture was left out for a viewer that reads slowly."""
+        self._pictures.labels(pipeline, "dropped").inc()
+
+    def picture_encoded(self, format: str, seconds: float) -> None:
+        """A thread has encoded a picture."""
+        self._encoded.labels(format).observe(seconds)
+
+    def steps_late(self, pipeline: str, count: int) -> None:
+        """So many steps of a world were begun a whole period late."""
+        if count:
+            self._late.labels(pipeline).inc(count)
 
     def watch_egress(self, queue: Queue) -> None:
         """Count `queue` in the egress depth until `forget_egress`."""

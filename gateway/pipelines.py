@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.config import Config, PipelineConfig
-from sessions.pipeline import Control, Delivery, Edge, Kind, Limits, Pipeline
+from sessions.pipeline import Control, Delivery, Edge, Kind, Limits, Pipeline, Play
 
 
 @dataclass(frozen=True)
@@ -79,4 +79,5 @@ def _pipeline(name: str, section: PipelineConfig, order: tuple[str, ...]) -> Pip
         control=Control(
             section.control.within_ms, section.control.rate_hz, section.control.safe_action
         ),
+        play=Play(section.play.rate_hz),
     )

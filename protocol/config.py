@@ -251,6 +251,12 @@ class ControlConfig(_Section):
         return self.deadline_ms
 
 
+class PlayConfig(_Section):
+    """How worlds are played: `rate_hz` frames a second."""
+
+    rate_hz: Annotated[Number, Field(gt=0, le=240)] = 10.0
+
+
 class DefaultsConfig(_Section):
     """What a session starts with until its client says otherwise."""
 
@@ -269,7 +275,7 @@ class PipelineConfig(_Section):
     Sessions of a lower `priority` are parked first to make room for others, and with
     `durability: none` none are; with `durability: turn` their state is stored after each turn
     besides. `state` names the stage that keeps the state of a world or robot, where it is not
-    the first one. `control` is for robots.
+    the first one. `control` is for robots, `play` for worlds.
     """
 
     kind: Literal["duplex", "world", "robot", "one-shot"]
@@ -280,6 +286,7 @@ class PipelineConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     defaults: DefaultsConfig = DefaultsConfig()
     control: ControlConfig = ControlConfig()
+    play: PlayConfig = PlayConfig()
     voices: dict[Name, tuple[Name, ...]] = {}
     connectors: dict[str, ConnectorKind] = {}
     state: Name | None = None
@@ -369,6 +376,7 @@ _OPTIONS = tuple(
         LimitsConfig,
         DefaultsConfig,
         ControlConfig,
+        PlayConfig,
     )
     for name, field in section.model_fields.items()
 )
@@ -495,6 +503,8 @@ def _kind_contradictions(
             yield (*location, "state"), f"{pipeline.state} is no stage of this pipeline"
     if pipeline.kind != "robot" and "control" in pipeline.model_fields_set:
         yield (*location, "control"), "only a robot pipeline has a control loop"
+    if pipeline.kind != "world" and "play" in pipeline.model_fields_set:
+        yield (*location, "play"), "only a world pipeline is played"
     if pipeline.kind == "duplex":
         if set(pipeline.outputs) != {Modality.TEXT, Modality.AUDIO}:
             yield (*location, "outputs"), "a duplex pipeline has the outputs text and audio"

@@ -75,6 +75,13 @@ class Control:
     """What holds the session still from its beginning, as it does all of its pipeline."""
 
 
+@dataclass(frozen=True)
+class Play:
+    """How a world is played: so many frames a second, as long as its player is there."""
+
+    rate_hz: float = 10.0
+
+
 class Kind(StrEnum):
     """What loop a pipeline's sessions are."""
 
@@ -115,6 +122,8 @@ class Pipeline:
     """Whether their state is in the host's store as it is after each turn."""
     control: Control = Control()
     """Of robots."""
+    play: Play = Play()
+    """Of worlds."""
 
     @property
     def entry(self) -> str:

@@ -135,7 +135,7 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
         raise _explained(error) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Unreadable("The body is not valid JSON.", code="invalid_json") from None
-    _check_plain(read)
+    check_plain(read)
     return read
 
 
@@ -148,7 +148,7 @@ def _check_length(frame: str | bytes) -> None:
 
 def _checked(frame: ClientFrame) -> ClientFrame:
     try:
-        _check_plain(frame)
+        check_plain(frame)
         if getattr(frame, "id", None) is not None and getattr(frame, "ref", None) is not None:
             raise Unreadable("a frame with an 'id' is answered: leave 'ref' out", field="ref")
     except Unreadable as error:
@@ -157,7 +157,7 @@ def _checked(frame: ClientFrame) -> ClientFrame:
     return frame
 
 
-def _check_plain(message: Any, path: str = "") -> None:
+def check_plain(message: Any, path: str = "") -> None:
     """Raise Unreadable unless all that is free in form is what JSON and MessagePack both have."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
@@ -165,7 +165,7 @@ def _check_plain(message: Any, path: str = "") -> None:
         if isinstance(value, dict):
             _FreeForm(place).check(value)
         elif isinstance(value, msgspec.Struct):
-            _check_plain(value, place)
+            check_plain(value, place)
 
 
 class _FreeForm:

@@ -231,6 +231,12 @@ class ScriptedHost:
         summary = self.summary(session, tenant)
         return SessionDescription(summary, DuplexSettings(), Limits(), EXPIRES_AT_S)
 
+    def ended(self, session: str, tenant: str) -> bool:
+        return any(
+            a.session == session and a.tenant == tenant and a.closed is not None
+            for a in self.attachments
+        )
+
     def close_session(self, session: str, tenant: str | None = None) -> None:
         for entry in self.attachments:
             if entry.session == session and not entry.ended:

@@ -511,7 +511,7 @@ async def test_what_comes_first_is_attach_and_comes_in_time(
             error = (await client.until("error"))["error"]
             assert (error["code"], error["field"]) == (code, field)
             assert await client.closed() == (1008, code)
-    monkeypatch.setattr("gateway.surfaces.native.stream.ATTACH_S", 0.01)
+    monkeypatch.setattr("gateway.surfaces.attaching.ATTACH_S", 0.01)
     async with stream(url) as late:
         assert (await late.until("error"))["error"]["code"] == "attach_required"
         assert await late.closed() == (1008, "attach_required")

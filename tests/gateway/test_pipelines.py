@@ -4,7 +4,7 @@ import pytest
 
 from gateway.pipelines import catalogue
 from protocol.config import Config
-from sessions.pipeline import Control
+from sessions.pipeline import Control, Play
 
 CONFIG = Config.model_validate(
     {
@@ -95,3 +95,11 @@ def test_the_control_loop_of_robots_is_told_in_ms() -> None:
     )
     control = catalogue(config).pipelines["arm"].control
     assert control == Control(50.0, 20.0, {"actions": (0.0, 1.0)})
+
+
+def test_the_rate_of_worlds_is_passed_on() -> None:
+    world = {"kind": "world", "outputs": {"frames": "dream"}, "play": {"rate_hz": 24}}
+    config = Config.model_validate(
+        {"stages": {"dream": {"engine": "world", "random": 1}}, "pipelines": {"world": world}}
+    )
+    assert catalogue(config).pipelines["world"].play == Play(24.0)

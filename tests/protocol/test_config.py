@@ -374,6 +374,11 @@ def test_robots_may_have_a_port_of_their_own() -> None:
     assert GatewayConfig().openpi is None
 
 
+def test_the_example_of_a_world_is_played_at_a_rate_of_its_own() -> None:
+    world = load_config(ROOT / "examples" / "world.yaml", {}).pipelines["world"]
+    assert (world.kind, world.play.rate_hz) == ("world", 12.0)
+
+
 def numbers() -> list[tuple[type[pydantic.BaseModel], str]]:
     """Every option of a section that is a number or a size."""
     found: list[tuple[type[pydantic.BaseModel], str]] = []
@@ -488,3 +493,15 @@ def test_only_robots_have_a_control_loop(tmp_path: Path) -> None:
     text = WORLD.replace("state: world", "control: {rate_hz: 20}")
     (problem,) = problems(tmp_path, text)
     assert "pipelines.game.control: only a robot pipeline has a control loop" in problem
+
+
+def test_a_world_is_played_at_its_rate(tmp_path: Path) -> None:
+    played = WORLD.replace("state: world", "play: {rate_hz: 12.5}")
+    assert load(tmp_path, played).pipelines["game"].play.rate_hz == 12.5
+    assert load(tmp_path, WORLD).pipelines["game"].play.rate_hz == 10.0
+    (problem,) = problems(tmp_path, WORLD.replace("state: world", "play: {rate_hz: 0}"))
+    assert "pipelines.game.play.rate_hz" in problem
+    (problem,) = problems(
+        tmp_path, ROBOT.replace("control: {", "play: {rate_hz: 5}\n    control: {")
+    )
+    assert "pipelines.arm.play: only a world pipeline is played" in problem

@@ -1,4 +1,5 @@
-"""The client of the Antiphon gateway: sessions that survive their connection, and robots."""
+"""The client of the Antiphon gateway: sessions that survive their connection, robots,
+and worlds."""
 
 from antiphon_client.actions import Action, Source
 from antiphon_client.control import Counts
@@ -18,7 +19,9 @@ from antiphon_client.errors import (
 from antiphon_client.options import ControlOptions
 from antiphon_client.robot import AsyncRobotLoop, RobotLoop
 from antiphon_client.session import Gateway, Session
+from antiphon_client.stepped_world import SteppedWorld
 from antiphon_client.stream import Output, Token
+from antiphon_client.world import Picture, World
 
 __all__ = [
     "Action",
@@ -34,6 +37,7 @@ __all__ = [
     "NotReachable",
     "Output",
     "OutputsLost",
+    "Picture",
     "ProtocolError",
     "Refused",
     "RobotLoop",
@@ -41,5 +45,7 @@ __all__ = [
     "Session",
     "SessionEnded",
     "Source",
+    "SteppedWorld",
     "Token",
+    "World",
 ]

@@ -37,12 +37,12 @@ class Line:
     tls: ssl.SSLContext | None
     ping_s: float
 
-    def connect(self, session: str) -> connect:
-        """A connection of a session, to be entered."""
+    def connect(self, session: str, kind: str = "sessions") -> connect:
+        """A connection of a session, or of a world (`worlds`), to be entered."""
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         tls: dict[str, Any] = {"ssl": self.tls} if self.tls is not None else {}
         return connect(
-            f"{self.ws_url}/v1/sessions/{session}/stream",
+            f"{self.ws_url}/v1/{kind}/{session}/stream",
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             additional_headers=headers,
             compression=None,

@@ -17,9 +17,9 @@ from gateway.hosting import OnPosition, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.about import told
 from gateway.surfaces.native.documents import asyncapi, json_schema
-from gateway.surfaces.native.opening import OpenAnswer, wants_events
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.native.verbs import as_written, verbs
+from gateway.surfaces.opening import OpenAnswer, wants_events
 from protocol.errors import AntiphonError, raised
 from protocol.native import (
     CommandResult,
@@ -56,7 +56,7 @@ class NativeSessions:
             Route(f"{one}/signal", self.signal, methods=["POST"]),
         ]
 
-    async def open(self, request: Request) -> OpenAnswer:
+    async def open(self, request: Request) -> OpenAnswer[SessionBody]:
         """`POST /v1/sessions`: a session that waits for its client for `grace_s`.
 
         While there is no room for it the answer waits, or says where the open stands.

@@ -7,8 +7,6 @@ and its session waits.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.hosting import Attachment, SessionHost, SessionSummary
-from gateway.http_errors import can_answer, error_response
 from gateway.metrics import GatewayMetrics
-from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.attaching import Upgrade, first_frame
+from gateway.surfaces.farewell import CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
@@ -45,9 +43,6 @@ from sessions.pipeline import Kind
 from sessions.steps import events as steps
 from sessions.steps.refusals import stopped
 
-ATTACH_S = 10.0
-"""How long a connection may take to say what it is to be."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -56,38 +51,22 @@ class NativeStream:
 
     def __init__(self, host: SessionHost, access: Access, metrics: GatewayMetrics) -> None:
         self._host = host
-        self._access = access
         self._metrics = metrics
+        self._upgrade = Upgrade("native", host, access, metrics, Failed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it ends."""
-        message = await receive()
-        if message["type"] != "websocket.connect":
-            return
-        offered = [wire for wire in WIRES if wire.subprotocol in scope["subprotocols"]]
-        wire = offered[0] if offered else WIRES[0]
-        subprotocol = wire.subprotocol if offered else None
-        accept: Message = {"type": "websocket.accept", "subprotocol": subprotocol, "headers": []}
-        refusal: AntiphonError | None = None
-        try:
-            tenant = self._access.tenant(scope, scope["subprotocols"])
-            summary = self._host.summary(scope["path_params"]["session"], tenant)
-        except AntiphonError as error:
-            self._metrics.open_refused(error.code)
-            log.info("stream_refused", surface="native", code=error.code)
-            if subprotocol is None and can_answer(scope):
-                await error_response(error)(scope, receive, send)
-                return
-            refusal = error
-        try:
-            await send(accept)
-        except OSError:
-            return  # The client hung up during the upgrade.
-        if refusal is not None:
-            outlet = Outlet(send, self._metrics.frames("native"))
-            await _refuse(outlet, wire, refusal, self._metrics)
-            return
-        await _Connection(self._host, self._metrics, wire, summary, receive, send).run()
+        accepted = await self._upgrade.accept(WIRES, _any_kind, scope, receive, send)
+        if accepted is not None:
+            wire, summary = accepted
+            connection = _Connection(
+                self._host, self._metrics, self._upgrade, wire, summary, receive, send
+            )
+            await connection.run()
+
+
+def _any_kind(summary: SessionSummary) -> None:
+    """Sessions of all kinds are served."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +94,7 @@ class _Connection:
         self,
         host: SessionHost,
         metrics: GatewayMetrics,
+        upgrade: Upgrade,
         wire: Wire,
         summary: SessionSummary,
         receive: Receive,
@@ -122,6 +102,7 @@ class _Connection:
     ) -> None:
         self._host = host
         self._metrics = metrics
+        self._upgrade = upgrade
         self._wire = wire
         self._session = summary.id
         self._tenant = summary.tenant
@@ -185,7 +166,7 @@ class _Connection:
     async def _attach(self) -> Attachment | None:
         """Let the client in as its first frame says; None: it is not, and has been told."""
         try:
-            attach = await self._first_frame()
+            attach: Attach | None = await first_frame(self._receive, self._read_frame, Attach)
             if attach is None:
                 return None
             role = Role(attach.role)
@@ -201,28 +182,9 @@ class _Connection:
                 on_output=self.on_output,
             )
         except AntiphonError as error:
-            await _refuse(self._outlet, self._wire, error, self._metrics)
+            await self._upgrade.refuse(self._outlet, self._wire, error)
             return None
         return self._attachment
-
-    async def _first_frame(self) -> Attach | None:
-        """The `attach` of the client; None when it has hung up. Raises InvalidRequest."""
-        try:
-            async with asyncio.timeout(ATTACH_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise InvalidRequest(
-                f"no 'attach' came within {ATTACH_S:g} s", code="attach_required"
-            ) from None
-        if message["type"] == "websocket.disconnect":
-            return None
-        attach = self._read_frame(message)
-        if not isinstance(attach, Attach):
-            raise InvalidRequest(
-                "the first frame is 'attach'", field="type", code="attach_required"
-            )
-        _check(attach)
-        return attach
 
     def _stalled(self) -> None:
         log.info("client_does_not_read", session=self._session, observer=self._observes)
@@ -324,31 +286,3 @@ class _Connection:
             self._egress.put(self._writer.alone(Refused(error, ref)))
         else:
             self._egress.put(self._writer.alone(Answered(command, error)))
-
-
-def _check(attach: Attach) -> None:
-    """Raise InvalidRequest for an `attach` that says too much or too little."""
-    if attach.role == "observer":
-        for name in ("secret", "takeover"):
-            if getattr(attach, name):
-                raise InvalidRequest("an observer needs none", field=name)
-    elif attach.secret is None and not attach.takeover:
-        raise InvalidRequest(
-            "control needs the session's secret, or 'takeover': true",
-            field="secret",
-            code="secret_required",
-        )
-    elif attach.secret is not None and attach.takeover:
-        raise InvalidRequest("who has the secret takes nothing over", field="takeover")
-
-
-async def _refuse(
-    outlet: Outlet, wire: Wire, error: AntiphonError, metrics: GatewayMetrics
-) -> None:
-    """An `error` frame and the close code of its kind."""
-    metrics.error_told(error.code)
-    outlet.egress.put(wire.write(Failed(error.info())))
-    outlet.finish(CLOSE_CODES[error.kind], error.code)
-    # The client may hang up first.
-    with contextlib.suppress(OSError):
-        await outlet.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from protocol.errors import CapacityExceeded, InvalidRequest, ModelFileError, Se
 from protocol.payloads import Payload
 from sessions.ledger import Budget, Ledger
 from tests.workers.world.playing import SIZE, actions, forked, keys, loaded, opened, play, step
-from workers.engine import TurnResult
+from workers.engine import Turn, TurnResult
 from workers.engines.world import WorldEngine, WorldOptions
 from workers.engines.world.session import WorldSession
 
@@ -303,6 +304,33 @@ async def test_checkpoints_are_bounded_and_go_with_what_they_are_of() -> None:
             opened(engine).signal("checkpoint", {})
 
 
+async def test_actions_that_come_with_a_step_keep_their_number() -> None:
+    async with loaded() as engine:
+        session = opened(engine)
+        pieces: list[Payload] = []
+
+        async def inputs() -> AsyncIterator[Payload]:
+            yield actions(keys(2), sequence=41)
+
+        turn = Turn(1, "default", {"frames": 2}, inputs(), pieces.append, step=1)
+        commit(await session.run(turn))
+        assert [piece.attributes["action_sequence"] for piece in pieces] == [41, 41]
+
+
+async def test_a_scene_changes_with_the_step_that_says_so_if_that_is_committed() -> None:
+    async with loaded() as engine:
+        session = opened(engine, scene="one")
+        pieces: list[Payload] = []
+        await step(session, keys(1), scene="two")
+        # It was never committed.
+        commit(await step(session, keys(1), pieces))
+        session.signal("reset", {})
+        commit(await step(session, keys(1), pieces, scene="two"))
+        commit(await step(session, keys(1), pieces))
+        assert [piece.attributes["scene"] for piece in pieces] == ["one", "two", "two"]
+        assert pieces[0].data != pieces[1].data
+
+
 @pytest.mark.parametrize(
     ("rows", "parameters"),
     [
@@ -313,6 +341,7 @@ async def test_checkpoints_are_bounded_and_go_with_what_they_are_of() -> None:
         ((), {"deadline_ms": -1}),
         ((), {"deadline_ms": float("inf")}),
         ((), {"later": True}),
+        ((), {"scene": "moon"}),
     ],
 )
 async def test_a_step_that_cannot_be_is_refused(rows: Any, parameters: Any) -> None:

@@ -31,13 +31,19 @@ def held_of(payload: Payload, architecture: Architecture, before: Held) -> Held:
 
     Raises InvalidRequest for anything else.
     """
-    rows = rows_of(payload, architecture)
-    if len(rows) != 1:
+    held = given_by(payload, architecture, before.sequence + 1)
+    if len(held) != 1:
         raise InvalidRequest("held actions are one row", field="actions")
-    sequence = payload.attributes.get("sequence", before.sequence + 1)
-    if not isinstance(sequence, int) or sequence < 0:
+    return held[0]
+
+
+def given_by(payload: Payload, architecture: Architecture, sequence: int = 0) -> list[Held]:
+    """What each row of a payload has held, under the number that its attribute `sequence` says,
+    or this one. Raises InvalidRequest."""
+    said = payload.attributes.get("sequence", sequence)
+    if not isinstance(said, int) or said < 0:
         raise InvalidRequest("a sequence is a number of 0 or more", field="sequence")
-    return Held(tuple(rows[0].tolist()), sequence)
+    return [Held(tuple(row), said) for row in rows_of(payload, architecture).tolist()]
 
 
 def rows_of(payload: Payload, architecture: Architecture) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ from protocol.messages import CHECKPOINT, RELEASE, RESET, REWIND
 from protocol.payloads import Payload, PayloadType
 from sessions.steps.refusals import no_checkpoint
 from workers.engine import EmitEvent, ParkableSession, Turn, TurnResult
-from workers.engines.world.actions import Held, held_of, rows_of
+from workers.engines.world.actions import Held, given_by, held_of
 from workers.engines.world.pace import steps_of_next
 from workers.engines.world.parked import Parked, create, write_state
 from workers.engines.world.rollout import Draft, Rollout
@@ -59,16 +59,22 @@ class WorldSession(ParkableSession):
 
         The inputs are actions, a row for each frame or one for all, instead of what is held.
         """
-        wanted = read(turn.parameters, StepParameters).check(self._engine.options)
-        rows = [tuple(row) async for payload in turn.inputs for row in self._rows(payload).tolist()]
+        engine = self._engine
+        wanted = read(turn.parameters, StepParameters).check(engine.options, engine.architecture)
+        rows: list[Held] = []
+        async for payload in turn.inputs:
+            rows += given_by(payload, engine.architecture)
         if rows and len(rows) not in (1, wanted.frames):
             raise InvalidRequest(f"{len(rows)} rows for {wanted.frames} frames", field="inputs")
+        scene = self.scene
+        if wanted.scene is not None:
+            scene = engine.architecture.scenes.index(wanted.scene)
         if self._draft is not None:
             # It was finished, and never committed.
             self._draft.give_up()
         self._draft = draft = self._engine.draft(self.rollout, self)
         try:
-            usage = await self._make(turn, wanted, rows, draft)
+            usage = await self._make(turn, wanted, rows, scene, draft)
         except BaseException:
             draft.give_up()
             raise
@@ -76,12 +82,13 @@ class WorldSession(ParkableSession):
         def commit() -> None:
             before, self.rollout = self.rollout, draft.keep()
             self._engine.pool.drop(before.table.blocks, self)
+            self.scene = scene
             self.step = self.step + 1 if turn.step is None else turn.step
 
         return TurnResult(usage, commit)
 
     async def _make(
-        self, turn: Turn, wanted: StepParameters, rows: list[tuple[float, ...]], draft: Draft
+        self, turn: Turn, wanted: StepParameters, rows: list[Held], scene: int, draft: Draft
     ) -> dict[str, Any]:
         engine = self._engine
         begun_ms = engine.now_ms()
@@ -104,9 +111,9 @@ class WorldSession(ParkableSession):
                     break
             await turn.room()
             # Sampled now: whatever comes later counts for the next frame.
-            held = Held(rows[min(index, len(rows) - 1)]) if rows else self.held
+            held = rows[min(index, len(rows) - 1)] if rows else self.held
             frame, left = await engine.denoise(
-                self, draft.rollout, held.values, self.scene, noise_levels(steps), due_ms
+                self, draft.rollout, held.values, scene, noise_levels(steps), due_ms
             )
             draft.append(frame, left)
             made, calls, hurried = made + 1, calls + steps, hurried + (steps < most)
@@ -117,6 +124,7 @@ class WorldSession(ParkableSession):
                     frame=draft.rollout.frames,
                     action_sequence=held.sequence,
                     steps=steps,
+                    scene=engine.architecture.scenes[scene],
                     made_ms=round(engine.now_ms() - begun_ms, 3),
                 )
             )
@@ -129,9 +137,6 @@ class WorldSession(ParkableSession):
             "hurried_frames": hurried,
             "cut_frames": wanted.frames - made,
         }
-
-    def _rows(self, payload: Payload) -> Any:
-        return rows_of(payload, self._engine.architecture)
 
     # Between steps
 

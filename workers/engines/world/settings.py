@@ -87,9 +87,13 @@ class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Within what time they are wanted."""
     steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Denoising steps of each, at most the stage's."""
+    scene: str | None = None
+    """Another scene, from this step on."""
 
-    def check(self, options: WorldOptions) -> StepParameters:
+    def check(self, options: WorldOptions, architecture: Architecture) -> StepParameters:
         """Itself. Raises InvalidRequest for what this stage does not do."""
+        if self.scene is not None and self.scene not in architecture.scenes:
+            raise InvalidRequest(f"there is no scene {self.scene}", field="scene")
         if self.frames > options.chunk:
             raise InvalidRequest(f"a step has up to {options.chunk} frames", field="frames")
         if self.steps is not None and self.steps > options.steps:

@@ -1,4 +1,4 @@
-"""The answer to `POST /v1/sessions`, which may have to wait for a place.
+"""The answer to a request for a session, which may have to wait for a place.
 
 Who accepts `text/event-stream` is told where the open stands while it waits; others just wait.
 Whoever hangs up has left the queue at once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -20,10 +20,13 @@ from gateway.hosting import OnPosition
 from gateway.http_errors import error_body
 from gateway.surfaces.while_waiting import while_waiting
 from protocol.errors import AntiphonError
-from protocol.native import QueuedBody, SessionBody
+from protocol.native import QueuedBody
 from sessions.opening import Position
 
 EVENT_STREAM = "text/event-stream"
+
+Body = TypeVar("Body")
+"""What an open session is described by."""
 
 
 def wants_events(request: Request) -> bool:
@@ -32,7 +35,7 @@ def wants_events(request: Request) -> bool:
     return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
-class OpenAnswer:
+class OpenAnswer(Generic[Body]):
     """Opens a session by `open_session(on_position)` and answers with what came of it.
 
     As an event stream, once there is something to wait for: `queued` events, then one `session`
@@ -42,9 +45,9 @@ class OpenAnswer:
 
     def __init__(
         self,
-        open_session: Callable[[OnPosition], Coroutine[Any, Any, SessionBody]],
-        answer: Callable[[SessionBody], Response],
-        undo: Callable[[SessionBody], None],
+        open_session: Callable[[OnPosition], Coroutine[Any, Any, Body]],
+        answer: Callable[[Body], Response],
+        undo: Callable[[Body], None],
         *,
         events: bool,
     ) -> None:

@@ -1,0 +1,133 @@
+"""A world that is stepped by requests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon_client.closing import ClosedOnLeaving
+from antiphon_client.connection import FIRST_RETRY_S, LAST_RETRY_S
+from antiphon_client.errors import AntiphonError, NotReachable, ProtocolError
+from antiphon_client.session import (
+    ANSWER_TIMEOUT_S,
+    OPEN_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    Gateway,
+)
+
+
+class SteppedWorld(ClosedOnLeaving):
+    """A world that is stepped by requests, each exactly once: an answer that was lost on the way
+    is asked for again, and nothing is passed over."""
+
+    def __init__(self, gateway: Gateway, opened: Mapping[str, Any]) -> None:
+        self._gateway = gateway
+        self.id = str(opened["id"])
+        self.world: Mapping[str, Any] = opened["world"]
+        """What it is, as of a `World`."""
+        self.committed_step = int(opened["facts"]["committed_step"])
+
+    @classmethod
+    async def open(
+        cls,
+        gateway: Gateway,
+        model: str | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        limits: Mapping[str, float] | None = None,
+        fork: str | None = None,
+        timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> Self:
+        """A new world; with `fork` it begins as the one of that id is now, which goes on
+        undisturbed. Raises as `World.open`."""
+        body: dict[str, Any] = {"settings": dict(settings or {}), "limits": dict(limits or {})}
+        if model is not None:
+            body["model"] = model
+        if fork is not None:
+            body["fork"] = {"session": fork}
+        return cls(gateway, await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s))
+
+    async def step(
+        self,
+        actions: Iterable[Iterable[float]] = (),
+        *,
+        frames: int = 1,
+        scene: str | None = None,
+        attempts: int = 5,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> npt.NDArray[np.uint8]:
+        """So many frames further: (frames, height, width, 3). `actions` are a row for each frame
+        or one for all; without any nothing is held.
+
+        A gateway that does not answer is asked again, up to `attempts` times in all. Raises
+        Refused, NoRoom, NotReachable and other AntiphonErrors; `committed_step` is as before then.
+        """
+        body: dict[str, Any] = {
+            "step": self.committed_step + 1,
+            "actions": [[float(number) for number in row] for row in actions],
+            "frames": frames,
+            "format": "raw",
+        }
+        if scene is not None:
+            body["scene"] = scene
+        answer = await self._again("step", body, attempts, timeout_s)
+        self.committed_step = int(answer["committed_step"])
+        made = [
+            np.frombuffer(_bytes(frame["data"]), np.uint8).reshape(
+                frame["height"], frame["width"], 3
+            )
+            for frame in answer["frames"]
+        ]
+        return np.stack(made)
+
+    async def reset(
+        self, settings: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        """Begin anew. Raises AntiphonError."""
+        await self._change("reset", {"settings": dict(settings or {})}, timeout_s)
+
+    async def checkpoint(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[int]:
+        """Keep the state as it is: the steps after which one is kept. Raises AntiphonError."""
+        return list((await self._change("checkpoint", {}, timeout_s))["kept"])
+
+    async def rewind(self, step: int, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Go back to the state that was kept after `step`. Raises AntiphonError."""
+        await self._change("rewind", {"step": step}, timeout_s)
+
+    async def _change(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> Any:
+        path = f"/v1/worlds/{self.id}/{verb}"
+        answer = await self._gateway.requests.ask("POST", path, body, timeout_s)
+        self.committed_step = int(answer["committed_step"])
+        return answer
+
+    async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """End the world."""
+        with contextlib.suppress(AntiphonError):
+            await self._gateway.requests.ask("DELETE", f"/v1/worlds/{self.id}", None, timeout_s)
+
+    async def _again(
+        self, verb: str, body: Mapping[str, Any], attempts: int, timeout_s: float
+    ) -> Any:
+        path, delay_s = f"/v1/worlds/{self.id}/{verb}", FIRST_RETRY_S
+        for left in reversed(range(attempts)):
+            try:
+                return await self._gateway.requests.ask("POST", path, body, timeout_s)
+            except NotReachable:
+                if not left:
+                    raise
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LAST_RETRY_S)
+        raise ValueError("attempts is at least 1")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ProtocolError("a frame that is not base64") from None

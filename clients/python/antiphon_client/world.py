@@ -1,0 +1,427 @@
+"""A world that is played over its own stream: what is held down goes, the newest picture comes.
+
+The connection comes back by itself, and the same world goes on. Pictures are what the gateway
+made of frames: only `raw` ones are pixels without a library of pictures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from antiphon_client.closing import ClosedOnLeaving
+from antiphon_client.connection import (
+    CONNECT_TIMEOUT_S,
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    LEASE_MARGIN_S,
+)
+from antiphon_client.errors import (
+    AntiphonError,
+    ConnectionLost,
+    ControlLost,
+    NoAnswer,
+    ProtocolError,
+    Refused,
+    SessionEnded,
+    error_of,
+)
+from antiphon_client.session import (
+    ANSWER_TIMEOUT_S,
+    OPEN_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    Gateway,
+)
+from antiphon_client.stream import Token
+
+WINDOW_FRAMES = 16
+"""How far a world may be ahead of the pictures that came: it stands still soon after the network
+does."""
+
+_FINAL = frozenset({1000, 1008})
+_REFUSING = frozenset({"secret_reused", "resume_refused"})
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A frame of a world. `told` is all that the gateway says of it, such as `control_ms`."""
+
+    frame: int
+    step: int
+    action_sequence: int
+    width: int
+    height: int
+    format: str
+    data: bytes
+    told: Mapping[str, Any]
+
+    @property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """(height, width, 3), read-only. Raises ValueError for a format that is not `raw`."""
+        if self.format != "raw":
+            raise ValueError(f"the picture is {self.format}: ask for format='raw'")
+        return np.frombuffer(self.data, np.uint8).reshape(self.height, self.width, 3)
+
+
+class World(ClosedOnLeaving):
+    """A world in control of this client. Leave the context to end it.
+
+    Made by `World.open` and `World.resume`. The newest picture is what counts: `next_picture`
+    waits for one that was not seen yet, and pictures that nobody waited for are passed over,
+    counted in `missed`.
+    """
+
+    def __init__(
+        self, gateway: Gateway, token: Token, *, format: str = "jpeg", quality: int = 80
+    ) -> None:
+        self._gateway = gateway
+        self._id = token.session
+        self._secret = token.secret
+        self._look = {"format": format, "quality": quality, "window": WINDOW_FRAMES}
+        self._sequence = 0
+        self._held: dict[str, Any] = {"keys": [], "axes": {}}
+        self._plays = False
+        self._socket: ClientConnection | None = None
+        self._attached = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._picture: Picture | None = None
+        self._came = asyncio.Event()
+        self._answers: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        self._asked = 0
+        self._grace_s = CONNECT_TIMEOUT_S
+        self._let_go = False
+        """Whether the world goes on without this connection, for no fault of the next one."""
+        self._over: AntiphonError | None = None
+        self.world: Mapping[str, Any] = {}
+        """What it is: `width`, `height`, `rate_hz`, `keys`, `axes`, `scenes` and more."""
+        self.committed_step = 0
+        self.missed = 0
+        """Pictures that came and were passed over for newer ones."""
+        self.connections = 0
+        """How many connections controlled the world so far."""
+        self._task = asyncio.create_task(self._run(), name=f"world {token.session}")
+
+    @classmethod
+    async def open(
+        cls,
+        gateway: Gateway,
+        model: str | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        limits: Mapping[str, float] | None = None,
+        format: str = "jpeg",
+        quality: int = 80,
+        timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> Self:
+        """A new world of the pipeline `model`, or of the first one; paused. Waits where there is
+        a queue. Raises Refused, NoRoom, NotReachable and other AntiphonErrors."""
+        body: dict[str, Any] = {"settings": dict(settings or {}), "limits": dict(limits or {})}
+        if model is not None:
+            body["model"] = model
+        opened = await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s)
+        token = Token(opened["id"], opened["secret"])
+        return await cls.resume(gateway, token, format=format, quality=quality)
+
+    @classmethod
+    async def resume(
+        cls, gateway: Gateway, token: Token, *, format: str = "jpeg", quality: int = 80
+    ) -> Self:
+        """The world that `token` names, as another process left it. Raises AntiphonError."""
+        it = cls(gateway, token, format=format, quality=quality)
+        try:
+            await it._begun.wait()
+            if it._over is not None:
+                raise it._over
+        except BaseException:
+            await it.detach()
+            raise
+        return it
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._id
+
+    @property
+    def token(self) -> Token:
+        """What it takes to come back from another process; it changes with each connection."""
+        return Token(self._id, self._secret)
+
+    @property
+    def error(self) -> AntiphonError | None:
+        """Why the world can be used no more."""
+        return self._over
+
+    # What a player says
+
+    async def hold(self, *keys: str, axes: Mapping[str, float] | None = None) -> int:
+        """Hold down these, and nothing else, from the next step on; the number that comes back
+        as `action_sequence`. A connection that comes back holds the same again."""
+        self._check()
+        self._sequence += 1
+        self._held = {"keys": list(keys), "axes": dict(axes or {})}
+        await self._say({"type": "hold", "sequence": self._sequence, **self._held})
+        return self._sequence
+
+    async def play(self) -> None:
+        """Go on at the world's rate, also after a connection came back. Raises Refused."""
+        self._plays = True
+        await self._ask({"type": "play"})
+
+    async def pause(self) -> None:
+        """Stand still behind the frame that is being made."""
+        self._plays = False
+        await self._ask({"type": "pause"})
+
+    async def reset(self, settings: Mapping[str, Any] | None = None) -> None:
+        """Begin anew, with settings that replace those of the open. Raises Refused."""
+        await self._ask({"type": "reset", "settings": dict(settings or {})})
+
+    async def checkpoint(self) -> list[int]:
+        """Keep the state as it is: the steps after which one is kept. Raises Refused."""
+        return list((await self._ask({"type": "checkpoint"}))["kept"])
+
+    async def rewind(self, step: int) -> None:
+        """Go back to the state that was kept after `step`. Raises Refused where none is."""
+        await self._ask({"type": "rewind", "step": step})
+
+    async def change_scene(self, scene: str) -> int:
+        """Another scene from the next step on: waits for that step, and returns its number.
+        Raises Refused."""
+        return int((await self._ask({"type": "scene", "scene": scene}))["step"])
+
+    async def next_picture(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Picture:
+        """The newest picture, as soon as there is one that was not returned before.
+
+        Raises NoAnswer after `timeout_s`, and what ended the world.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._picture is None:
+                    self._check()
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError as error:
+            if isinstance(error, AntiphonError):
+                raise
+            raise NoAnswer(f"no picture within {timeout_s:g} s") from None
+        picture, self._picture = self._picture, None
+        return picture
+
+    async def _ask(self, said: dict[str, Any]) -> Mapping[str, Any]:
+        """Say it on this connection: its answer. One that is lost with it is said by the error."""
+        self._check()
+        self._asked += 1
+        ref = f"a-{self._asked}"
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[ref] = answer
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._attached.wait()
+                await self._say({**said, "ref": ref})
+                return await answer
+        except TimeoutError as error:
+            if isinstance(error, AntiphonError):
+                raise
+            raise NoAnswer(f"no answer to {said['type']}") from None
+        finally:
+            self._answers.pop(ref, None)
+
+    async def _say(self, frame: Mapping[str, Any]) -> None:
+        """Send it, if there is a connection; what is state is said again on the next one."""
+        if self._socket is not None:
+            with contextlib.suppress(ConnectionClosed):
+                await self._socket.send(_encoder.encode(frame))
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise self._over
+
+    # The end
+
+    async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """End the world, if it has not ended."""
+        try:
+            if self._over is None:
+                with contextlib.suppress(AntiphonError):
+                    await self._gateway.requests.ask(
+                        "DELETE", f"/v1/worlds/{self._id}", None, timeout_s
+                    )
+        finally:
+            await self.detach()
+
+    async def detach(self) -> None:
+        """Hang up. The world stands still, and waits for who comes with its `token`."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._end(SessionEnded("client"))
+
+    def _end(self, error: AntiphonError) -> None:
+        if self._over is None:
+            self._over = error
+        self._begun.set()
+        self._came.set()
+        self._fail(self._over)
+
+    def _fail(self, error: AntiphonError) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # Who was cancelled meanwhile does not read it.
+
+    # Connections
+
+    async def _run(self) -> None:
+        """Keep a connection, until the world is over. Never raises but CancelledError."""
+        loop = asyncio.get_running_loop()
+        delay_s, lost_s = FIRST_RETRY_S, loop.time()
+        while self._over is None:
+            before = self.connections
+            code, reason = await self._connection()
+            if self.connections > before:
+                delay_s, lost_s = FIRST_RETRY_S, loop.time()
+            self._dropped(code, reason)
+            if loop.time() - lost_s > self._grace_s + LEASE_MARGIN_S:
+                lease = f"no connection within the lease of {self._grace_s:g} s: {reason}"
+                self._end(ConnectionLost(lease))
+            if self._over is None:
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+                delay_s = min(2 * delay_s, LAST_RETRY_S)
+
+    def _dropped(self, code: int | None, reason: str) -> None:
+        self._socket = None
+        self._attached.clear()
+        self._fail(ConnectionLost("the connection broke before the answer came"))
+        if code in _FINAL and not self._let_go:
+            self._end(SessionEnded(reason or f"close {code}"))
+        self._let_go = False
+
+    async def _connection(self) -> tuple[int | None, str]:
+        """One connection, from the upgrade to its end: close code and reason."""
+        try:
+            async with self._gateway.line.connect(self._id, "worlds") as socket:
+                self._socket = socket
+                attach = {"type": "attach", "role": "controller", "secret": self._secret}
+                await socket.send(_encoder.encode({**attach, **self._look}))
+                pinging = asyncio.create_task(self._ping(socket))
+                try:
+                    while self._over is None:
+                        await self._receive(socket, await socket.recv())
+                except ConnectionClosed:
+                    pass
+                finally:
+                    pinging.cancel()
+                    await asyncio.gather(pinging, return_exceptions=True)
+                return socket.close_code, socket.close_reason or ""
+        except InvalidStatus as error:
+            if 400 <= error.response.status_code < 500:
+                status = error.response.status_code
+                self._end(Refused(f"status {status}", code="upgrade_refused"))
+            return None, str(error)
+        except ProtocolError as error:
+            self._end(error)
+            return None, error.message
+        except (OSError, InvalidHandshake, ConnectionClosed) as error:
+            return None, str(error) or type(error).__name__
+
+    async def _ping(self, socket: ClientConnection) -> None:
+        """Break a connection that has fallen silent, which TCP tells after many minutes."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await asyncio.sleep(self._gateway.line.ping_s)
+                pong = await socket.ping()
+                try:
+                    async with asyncio.timeout(self._gateway.line.ping_s):
+                        await pong
+                except TimeoutError:
+                    socket.transport.abort()
+
+    async def _receive(self, socket: ClientConnection, message: str | bytes) -> None:
+        frame = _frame(message)
+        match frame["type"]:
+            case "frame":
+                self.committed_step = max(self.committed_step, frame["step"])
+                self.missed += self._picture is not None
+                self._picture = _picture(frame)
+                self._came.set()
+                await self._say({"type": "seen", "frame": frame["frame"]})
+            case "attached":
+                await self._on_attached(frame)
+            case "was_reset" | "was_rewound":
+                # What came before never was.
+                self.committed_step, self._picture = frame["committed_step"], None
+                self._on_answer(frame)
+            case "playing" | "paused" | "checkpoint_kept" | "scene_changed" | "refused":
+                self._on_answer(frame)
+            case "error":
+                error = error_of(frame["error"])
+                if error.code in _REFUSING:
+                    self._end(ControlLost(error.message, code=error.code))
+                elif isinstance(error, Refused):
+                    self._end(error)
+            case "let_go" if frame["reason"] == "replaced":
+                self._end(ControlLost("another connection has taken the world over"))
+            case "let_go":
+                self._let_go = True
+            case "session_ended":
+                error_info = frame.get("error")
+                ended = error_of(error_info) if error_info else None
+                self._end(SessionEnded(str(frame["reason"]), ended))
+
+    async def _on_attached(self, frame: Mapping[str, Any]) -> None:
+        self._secret = frame["secret"]
+        self._grace_s = float(frame["grace_s"])
+        self.world, self.committed_step = frame["world"], frame["committed_step"]
+        self.connections += 1
+        # A new connection holds nothing, and stands still.
+        if self._sequence:
+            await self._say({"type": "hold", "sequence": self._sequence, **self._held})
+        if self._plays:
+            await self._say({"type": "play"})
+        self._attached.set()
+        self._begun.set()
+
+    def _on_answer(self, frame: Mapping[str, Any]) -> None:
+        answer = self._answers.get(frame.get("ref") or "")
+        if answer is None or answer.done():
+            return
+        if frame["type"] == "refused":
+            answer.set_exception(error_of(frame["error"]))
+        else:
+            answer.set_result(frame)
+
+
+def _frame(message: str | bytes) -> dict[str, Any]:
+    try:
+        frame = _decoder.decode(message.encode() if isinstance(message, str) else message)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ProtocolError(f"a frame that is not MessagePack: {error}") from None
+    if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+        raise ProtocolError("a frame without a type")
+    return frame
+
+
+def _picture(frame: dict[str, Any]) -> Picture:
+    data = frame.pop("data")
+    return Picture(
+        frame["frame"],
+        frame["step"],
+        frame["action_sequence"],
+        frame["width"],
+        frame["height"],
+        frame["format"],
+        data,
+        frame,
+    )

@@ -1,0 +1,145 @@
+"""The client's worlds, against a gateway with a random world, over networks that break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon_client import (
+    ControlLost,
+    Gateway,
+    NotReachable,
+    Refused,
+    SessionEnded,
+    SteppedWorld,
+    World,
+)
+from tests.gateway.worlds.player import serving_worlds
+from tests.relay import Relay, relay
+
+UP = [1, 0, 0, 0, 0]
+
+
+@asynccontextmanager
+async def relayed() -> AsyncIterator[tuple[Gateway, Relay]]:
+    """A gateway that is reached over a relay."""
+    async with serving_worlds() as (gateway, _), relay(gateway.port) as network:
+        yield Gateway(network.url), network
+
+
+async def test_a_world_is_played_and_what_is_held_comes_back() -> None:
+    async with (
+        relayed() as (gateway, _),
+        await World.open(gateway, settings={"scene": "one"}, format="raw") as world,
+    ):
+        assert world.world["keys"] == ["up", "down", "left", "right"]
+        sequence = await world.hold("up", axes={"turn": 0.25})
+        await world.play()
+        first = await world.next_picture()
+        assert (first.frame, first.action_sequence) == (1, sequence)
+        assert first.pixels.shape == (16, 16, 3)
+        assert first.told["control_ms"] > 0
+        later = await world.next_picture()
+        assert later.frame > first.frame
+        kept = (await world.checkpoint())[-1]
+        assert kept >= later.step
+        await world.next_picture()
+        await world.pause()
+        await world.rewind(kept)
+        assert world.committed_step == kept
+        await world.reset({"seed": 5, "scene": "one"})
+        assert world.committed_step == 0
+        with pytest.raises(Refused, match="scene"):
+            await world.change_scene("nowhere")
+        changing = asyncio.create_task(world.change_scene("two"))
+        await world.play()
+        changed = await changing
+        while (picture := await world.next_picture()).step < changed:
+            assert picture.told["scene"] == "one"
+        assert picture.told["scene"] == "two"
+
+
+async def test_the_newest_picture_counts_and_those_passed_over_are_counted() -> None:
+    async with relayed() as (gateway, _), await World.open(gateway, format="raw") as world:
+        await world.play()
+        while world.missed < 3:
+            # Pictures come, and nobody asks for them.
+            await world.pause()
+            await world.play()
+        picture = await world.next_picture()
+        assert picture.frame >= 4
+
+
+async def test_after_a_broken_connection_the_same_world_goes_on_as_it_was_played() -> None:
+    async with relayed() as (gateway, network), await World.open(gateway, format="raw") as world:
+        sequence = await world.hold("left")
+        await world.play()
+        before = await world.next_picture()
+        network.drop()
+        while world.connections < 2:
+            await world.next_picture()
+        while (picture := await world.next_picture()).action_sequence != sequence:
+            pass
+        # It plays on, and holds what was held.
+        assert picture.step > before.step
+
+
+async def test_another_process_goes_on_in_the_world() -> None:
+    async with relayed() as (gateway, _):
+        world = await World.open(gateway, format="raw")
+        await world.play()
+        frame = (await world.next_picture()).frame
+        token = world.token
+        await world.detach()
+        with pytest.raises(SessionEnded):
+            await world.hold("up")
+        async with await World.resume(gateway, token, format="raw") as other:
+            assert other.id == world.id
+            await other.play()
+            assert (await other.next_picture()).frame > frame
+            # Who comes with a secret that was good once has lost control.
+            with pytest.raises(ControlLost):
+                await World.resume(gateway, token)
+
+
+async def test_a_step_whose_answer_was_lost_is_done_once() -> None:
+    async with (
+        relayed() as (gateway, _),
+        await SteppedWorld.open(gateway) as world,
+        await SteppedWorld.open(gateway) as other,
+    ):
+        expected = [await other.step([UP]), await other.step([UP, UP], frames=2)]
+        ask = gateway.requests.ask
+        lost: list[Any] = []
+
+        async def lossy(method: str, path: str, body: Any, timeout_s: float) -> Any:
+            answer = await ask(method, path, body, timeout_s)
+            if path.endswith("/step") and len(lost) < 2:
+                lost.append(answer)
+                raise NotReachable("the answer was lost")
+            return answer
+
+        vars(gateway.requests)["ask"] = lossy
+        found = [await world.step([UP]), await world.step([UP, UP], frames=2)]
+        assert len(lost) == 2
+        del vars(gateway.requests)["ask"]
+        assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+        assert (world.committed_step, found[1].shape) == (2, (2, 16, 16, 3))
+        with pytest.raises(Refused, match="scene"):
+            await world.step(scene="nowhere")
+        assert world.committed_step == 2
+        assert await world.checkpoint() == [2]
+        after = await world.step([UP])
+        await world.rewind(2)
+        assert np.array_equal(await world.step([UP]), after)
+        await world.reset()
+        assert np.array_equal(await world.step([UP]), expected[0])
+        await other.close()
+        with pytest.raises(Refused) as gone:
+            await other.step()
+        assert gone.value.code == "session_closed"

@@ -1,0 +1,205 @@
+"""Worlds that are stepped over HTTP, with a random world behind the real host."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from PIL import Image
+
+from sessions.pipeline import Limits
+from tests.gateway.worlds.player import controlled, opened, serving_worlds
+
+SIZE = 16
+UP = [1.0, 0.0, 0.0, 0.0, 0.0]
+DOWN = [0.0, 1.0, 0.0, 0.0, 0.5]
+PACKED = {"accept": "application/msgpack"}
+
+
+async def stepped(http: httpx.AsyncClient, world: dict[str, Any], **body: Any) -> httpx.Response:
+    return await http.post(f"/v1/worlds/{world['id']}/step", json=body, headers=PACKED)
+
+
+async def frames(http: httpx.AsyncClient, world: dict[str, Any], **body: Any) -> list[bytes]:
+    """The frames of a step that is done, lossless."""
+    answer = await stepped(http, world, **body)
+    assert answer.status_code == 200, answer.text
+    return [frame["data"] for frame in msgspec.msgpack.decode(answer.content)["frames"]]
+
+
+def error(answer: httpx.Response) -> tuple[int, str, str | None]:
+    told = answer.json()["error"]
+    return answer.status_code, told["code"], told["param"]
+
+
+async def test_a_step_is_done_once_and_answered_as_often_as_it_is_asked_for() -> None:
+    async with serving_worlds() as (_, http):
+        one, other = await opened(http), await opened(http)
+        first = await frames(http, one, step=1, actions=[UP, DOWN], frames=2)
+        # Its answer was lost: the same number gets it again, whatever else is said.
+        assert await frames(http, one, step=1, actions=[DOWN]) == first
+        second = await frames(http, one, step=2, actions=[UP], frames=3)
+        expected = [await frames(http, other, actions=[row]) for row in (UP, DOWN, UP, UP, UP)]
+        assert [*first, *second] == [frame for step in expected for frame in step]
+        status = (await http.get(f"/v1/worlds/{one['id']}")).json()
+        assert (status["facts"], status["state"]) == ({"committed_step": 2}, "active")
+        assert "secret" not in status
+
+
+async def test_frames_come_as_pictures_in_json() -> None:
+    async with serving_worlds() as (_, http):
+        world = await opened(http)
+        expected = await frames(http, world, step=1)
+        answer = await http.post(f"/v1/worlds/{world['id']}/step", json={"step": 1})
+        told = answer.json()
+        assert (told["step"], told["committed_step"]) == (1, 1)
+        (frame,) = told["frames"]
+        assert (frame["format"], frame["frame"], frame["width"]) == ("png", 1, SIZE)
+        picture = Image.open(io.BytesIO(base64.b64decode(frame["data"])))
+        assert picture.convert("RGB").tobytes() == expected[0]
+        asked = {"step": 1, "format": "jpeg", "quality": 95}
+        answer = await http.post(f"/v1/worlds/{world['id']}/step", json=asked)
+        picture = Image.open(io.BytesIO(base64.b64decode(answer.json()["frames"][0]["data"])))
+        assert (picture.format, picture.size) == ("JPEG", (SIZE, SIZE))
+
+
+async def test_a_reset_begins_anew_with_what_it_says() -> None:
+    async with serving_worlds() as (_, http):
+        world, other = await opened(http), await opened(http, settings={"seed": 9})
+        before = await frames(http, world, step=1, actions=[UP])
+        reset = f"/v1/worlds/{world['id']}/reset"
+        assert (await http.post(reset)).json() == {"committed_step": 0}
+        assert await frames(http, world, step=1, actions=[UP]) == before
+        assert (await http.post(reset, json={"settings": {"seed": 9}})).status_code == 200
+        found = await frames(http, world, step=1, actions=[UP])
+        assert found == await frames(http, other, step=1, actions=[UP]) != before
+        refused = await http.post(reset, json={"settings": {"seed": "x"}})
+        assert error(refused) == (400, "invalid_value", "seed")
+        # It was refused, and nothing has changed.
+        assert await frames(http, world, step=1) == found
+
+
+async def test_requests_keep_a_state_and_go_back_to_it() -> None:
+    async with serving_worlds() as (_, http):
+        world = await opened(http)
+        path = f"/v1/worlds/{world['id']}"
+        await frames(http, world, step=1, actions=[UP])
+        assert (await http.post(f"{path}/checkpoint")).json() == {"committed_step": 1, "kept": [1]}
+        expected = await frames(http, world, step=2, actions=[UP], frames=2)
+        assert (await http.post(f"{path}/rewind", json={"step": 1})).json() == {"committed_step": 1}
+        assert await frames(http, world, step=2, actions=[UP], frames=2) == expected
+        refused = await http.post(f"{path}/rewind", json={"step": 2})
+        assert error(refused)[:2] == (400, "no_checkpoint")
+
+
+async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> None:
+    async with serving_worlds() as (_, http):
+        source, other = (
+            await opened(http, settings={"seed": 4}),
+            await opened(http, settings={"seed": 4}),
+        )
+        for world in (source, other):
+            await frames(http, world, step=1, actions=[UP], frames=2)
+        fork = await opened(http, fork={"session": source["id"]})
+        assert fork["facts"]["committed_step"] == 1
+        expected = await frames(http, other, step=2, actions=[DOWN])
+        assert await frames(http, fork, step=2, actions=[UP]) != expected
+        assert await frames(http, source, step=2, actions=[DOWN]) == expected
+        refused = await http.post("/v1/worlds", json={"fork": {"session": "sess_none"}})
+        assert error(refused)[:2] == (404, "session_not_found")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "field"),
+    [
+        ({"step": 3}, 400, "step_out_of_order", "step"),
+        ({"step": 0}, 400, "invalid_value", "step"),
+        ({"frames": 9}, 400, "invalid_value", "frames"),
+        ({"actions": [UP, UP]}, 400, "invalid_value", "actions"),
+        ({"actions": [[1.0]]}, 400, "invalid_value", "actions[0]"),
+        ({"actions": [[0.5, 0, 0, 0, 0]]}, 400, "invalid_value", "actions[0][0]"),
+        ({"actions": [[2, 0, 0, 0, 0]]}, 400, "invalid_value", "actions[0][0]"),
+        ({"scene": "nowhere"}, 400, "invalid_value", "scene"),
+        ({"format": "bmp"}, 400, "invalid_value", "format"),
+        ({"stepp": 1}, 400, "unknown_parameter", "stepp"),
+    ],
+)
+async def test_what_is_wrong_is_refused_and_nothing_was_done(
+    body: dict[str, Any], status: int, code: str, field: str
+) -> None:
+    async with serving_worlds() as (_, http):
+        world = await opened(http)
+        refused = await stepped(http, world, **body)
+        assert error(refused) == (status, code, field)
+        if code == "step_out_of_order":
+            assert refused.json()["committed_step"] == 0
+        assert len(await frames(http, world, step=1)) == 1
+
+
+async def test_a_world_that_is_gone_and_one_that_never_was() -> None:
+    async with serving_worlds() as (_, http):
+        world = await opened(http)
+        await frames(http, world, step=1)
+        path = f"/v1/worlds/{world['id']}"
+        assert (await http.post(f"{path}/close")).status_code == 204
+        assert (await http.delete(path)).status_code == 204
+        for answer in (
+            await stepped(http, world, step=2),
+            await http.post(f"{path}/reset"),
+            await http.get(path),
+        ):
+            assert error(answer)[:2] == (410, "session_closed")
+        for answer in (
+            await stepped(http, {"id": "sess_none"}, step=1),
+            await http.get("/v1/worlds/sess_none"),
+            await http.delete("/v1/worlds/sess_none"),
+        ):
+            assert error(answer)[:2] == (404, "session_not_found")
+        refused = await http.post("/v1/worlds", json={"model": "none"})
+        assert error(refused) == (404, "model_not_found", "model")
+
+
+async def test_where_there_is_no_room_it_is_said_when_to_come_back() -> None:
+    async with serving_worlds(limits=Limits(sessions=1)) as (_, http):
+        world = await opened(http)
+        await frames(http, world, step=1)
+        refused = await http.post("/v1/worlds", json={})
+        assert error(refused)[:2] == (503, "capacity_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_a_player_and_requests_do_not_step_the_same_world() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        async with controlled(gateway.http, world) as it:
+            await it.say("step")
+            await it.until("frame")
+            assert error(await stepped(http, world, step=2))[:2] == (409, "session_busy")
+        async with asyncio.timeout(30):
+            while (await http.get(f"/v1/worlds/{world['id']}")).json()["state"] == "active":
+                pass
+        assert len(await frames(http, world, step=2)) == 1
+        async with controlled(gateway.http, {**world, "secret": None}, takeover=True) as it:
+            assert it.frames[0]["committed_step"] == 2
+            assert error(await stepped(http, world, step=3))[:2] == (409, "session_busy")
+
+
+async def test_several_worlds_are_stepped_by_one_request() -> None:
+    async with serving_worlds() as (_, http):
+        worlds = [await opened(http, settings={"seed": seed}) for seed in range(3)]
+        alone = await opened(http, settings={"seed": 2})
+        entries = [{"id": world["id"], "step": 1, "actions": [UP]} for world in worlds]
+        entries += [{"id": worlds[0]["id"], "step": 5}, {"id": "sess_none"}]
+        answer = await http.post("/v1/worlds/step", json={"worlds": entries}, headers=PACKED)
+        told = msgspec.msgpack.decode(answer.content)["worlds"]
+        assert [one["id"] for one in told] == [entry["id"] for entry in entries]
+        assert [one["status"] for one in told] == [200, 200, 200, 409, 404]
+        made = [one["answer"]["frames"][0]["data"] for one in told[:3]]
+        assert len(set(made)) == 3
+        assert [made[2]] == await frames(http, alone, step=1, actions=[UP])
+        assert told[4]["error"]["code"] == "session_not_found"
