@@ -293,7 +293,7 @@ async def test_f9_a_gap_is_stated_and_the_session_goes_on() -> None:
 
 
 async def test_f8_a_session_that_nobody_comes_to_ends_by_itself() -> None:
-    async with real_gateway(grace_ms=50) as gateway, requests(gateway.http) as http:
+    async with real_gateway(grace_ms=1_500) as gateway, requests(gateway.http) as http:
         session = await opened(http)
         async with stream(gateway.stream(session["id"]), role="observer") as observer:
             ended = await observer.until("session_ended")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+VECTOR = 32
+"""Numbers that functions like `exp` are computed of at once, at most. What is left over at the end
+of a tensor is computed in another way, so a session's numbers are whole vectors: else they would
+depend on how many sessions are beside it."""
+
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that decides the shapes of a denoiser, and what its inputs mean.
@@ -39,8 +44,11 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("ring is at most window")
         if self.patch < 1 or self.height % (2 * self.patch) or self.width % (2 * self.patch):
             raise ValueError("height and width must be multiples of twice the patch")
-        if self.dim % self.heads or self.channels % 8:
-            raise ValueError("dim must be a multiple of heads, and channels of 8")
+        if self.dim % self.heads or self.dim % VECTOR or self.channels % 8:
+            raise ValueError(f"dim must be a multiple of heads and {VECTOR}, and channels of 8")
+        rows, columns = self.grid
+        if self.channels * rows * columns % VECTOR:
+            raise ValueError(f"channels times patches of a frame must be a multiple of {VECTOR}")
         if not self.scenes:
             raise ValueError("there must be a scene")
 
