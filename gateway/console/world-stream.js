@@ -52,6 +52,12 @@ export class WorldStream {
     this.#connect();
   }
 
+  // Begins as another world is now. Throws as `open` does.
+  async fork(id) {
+    this.#keep(await ask("POST", `/v1/worlds/${encodeURIComponent(id)}/fork`, {}));
+    this.#connect();
+  }
+
   // Goes on in the world that this tab had before it was loaded again; whether there is one.
   async comeBack() {
     const kept = JSON.parse(sessionStorage.getItem(WORLD_IN_SESSION) ?? "null");

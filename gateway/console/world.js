@@ -119,7 +119,7 @@ function attached({ world, session, committed_step: committed, lost }) {
   if ($("scene").options.length !== world.scenes.length) {
     $("scene").replaceChildren(...world.scenes.map((name) => element("option", { text: name })));
   }
-  for (const id of ["step", "reset", "keep", "end", "scene"]) $(id).disabled = false;
+  for (const id of ["step", "reset", "keep", "fork", "end", "scene"]) $(id).disabled = false;
   // A new connection has nothing held down.
   sequence = 0;
   held.clear();
@@ -199,7 +199,7 @@ function onEnd(reason) {
   wantsToPlay = false;
   tellPlaying(false);
   tell("ended", reason === "client" ? "The world has ended" : `The world has ended here: ${reason}`);
-  for (const id of ["step", "reset", "keep", "back", "end", "scene"]) $(id).disabled = true;
+  for (const id of ["step", "reset", "keep", "back", "fork", "end", "scene"]) $(id).disabled = true;
 }
 
 function tell(connection, words) {
@@ -224,9 +224,14 @@ const seed = () => Math.max(0, Math.floor(Number($("seed").value) || 0));
 
 async function open() {
   tell("connecting", "Opening a world …");
-  const model = new URLSearchParams(location.search).get("model");
+  const asked = new URLSearchParams(location.search);
+  const model = asked.get("model");
+  const body = { ...(model ? { model } : {}), settings: { seed: seed() } };
   try {
-    await stream.open({ ...(model ? { model } : {}), settings: { seed: seed() } });
+    if (asked.has("fork")) await stream.fork(asked.get("fork"));
+    else await stream.open(body);
+    // Loaded again, or opened anew, this page makes no other fork.
+    if (asked.has("fork")) history.replaceState(null, "", location.pathname);
     $("key-form").hidden = true;
   } catch (problem) {
     wantsToPlay = false;
@@ -253,6 +258,7 @@ $("step").addEventListener("click", () => stream.say("step"));
 $("reset").addEventListener("click", reset);
 $("keep").addEventListener("click", () => stream.say("checkpoint"));
 $("back").addEventListener("click", () => stream.say("rewind", { step: state.kept.at(-1) }));
+$("fork").addEventListener("click", () => window.open(`${location.pathname}?fork=${encodeURIComponent(stream.world.id)}`));
 $("end").addEventListener("click", () => stream.say("close"));
 $("scene").addEventListener("change", () => {
   stream.say("scene", { scene: $("scene").value });
@@ -285,4 +291,6 @@ window.antiphon = {
   },
 };
 
-stream.comeBack();
+// A window that was opened for a fork has been given what its opener had, too.
+if (new URLSearchParams(location.search).has("fork")) open();
+else stream.comeBack();

@@ -206,6 +206,27 @@ def test_a_page_that_is_loaded_again_is_in_the_same_world(
     expect(page.locator("#state")).to_have_text("The world has ended")
 
 
+def test_a_world_is_forked_into_a_page_of_its_own(
+    deployment: Deployment, open_page: OpenPage
+) -> None:
+    page = played(open_page, deployment.base_url)
+    page.keyboard.press("p")
+    wait_for(page, "window.antiphon.state.playing === false")
+    with page.context.expect_page() as opening:
+        page.get_by_role("button", name="Fork").click()
+    fork = opening.value
+    wait_for(fork, "window.antiphon?.state.connection === 'connected'")
+    source = state(page)
+    assert state(fork)["session"] != source["session"]
+    assert state(fork)["step"] == source["step"]
+    fork.get_by_role("button", name="Step").click()
+    wait_for(fork, f"window.antiphon.state.step === {source['step'] + 1}")
+    assert state(page)["step"] == source["step"]
+    fork.reload()
+    wait_for(fork, "window.antiphon?.state.connection === 'connected'")
+    assert state(fork)["session"] != source["session"]
+
+
 @pytest.mark.parametrize(
     ("width", "height", "dark"), [(1280, 800, False), (390, 844, True), (320, 600, False)]
 )

@@ -22,8 +22,9 @@ from gateway.surfaces.opening import OpenAnswer, wants_events
 from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
 from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
-from protocol.errors import AntiphonError, ErrorKind, NotFound
+from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
 from protocol.native import read_body
+from protocol.native.frames import ForkedFrom
 from protocol.worlds import (
     BatchAnswer,
     BatchBody,
@@ -68,6 +69,7 @@ class Worlds:
             Route(f"{one}/reset", self.reset, methods=["POST"]),
             Route(f"{one}/checkpoint", self.checkpoint, methods=["POST"]),
             Route(f"{one}/rewind", self.rewind, methods=["POST"]),
+            Route(f"{one}/fork", self.fork, methods=["POST"]),
             Route(f"{one}/close", self.close, methods=["POST"]),
         ]
 
@@ -79,6 +81,22 @@ class Worlds:
         with self._refusals_counted():
             tenant = self._access.tenant(request.scope)
             body = read_body(await request.body(), OpenWorldBody)
+        return self._opened(request, tenant, body)
+
+    async def fork(self, request: Request) -> OpenAnswer[WorldBody]:
+        """`POST /v1/worlds/{id}/fork`: the same for a world that begins as this one is now."""
+        with self._refusals_counted():
+            session, tenant = self._named(request)
+            self._check_lives(session, tenant)
+            body = read_body(await request.body() or b"{}", OpenWorldBody)
+            if body.fork is not None:
+                raise InvalidRequest("the world is named by the path", field="fork")
+        return self._opened(
+            request, tenant, msgspec.structs.replace(body, fork=ForkedFrom(session))
+        )
+
+    def _opened(self, request: Request, tenant: str, body: OpenWorldBody) -> OpenAnswer[WorldBody]:
+        with self._refusals_counted():
             fork = None if body.fork is None else body.fork.session
             pipeline = self._pipeline(body.model, fork, tenant)
 

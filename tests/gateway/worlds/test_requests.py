@@ -114,6 +114,25 @@ async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> Non
         assert error(refused)[:2] == (404, "session_not_found")
 
 
+async def test_a_world_is_forked_by_its_path() -> None:
+    async with serving_worlds() as (_, http):
+        source = await opened(http, settings={"seed": 4})
+        await frames(http, source, step=1, actions=[UP], frames=2)
+        path = f"/v1/worlds/{source['id']}/fork"
+        answers = [await http.post(path), await http.post(path, json={"limits": {"idle_s": 30}})]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        forks = [answer.json() for answer in answers]
+        assert [fork["facts"]["committed_step"] for fork in forks] == [1, 1]
+        assert forks[1]["limits"]["idle_s"] == 30
+        same = [await frames(http, it, step=2, actions=[DOWN]) for it in (source, *forks)]
+        assert same[0] == same[1] == same[2]
+        refused = await http.post(path, json={"fork": {"session": source["id"]}})
+        assert error(refused)[0] == 400
+        await http.delete(f"/v1/worlds/{source['id']}")
+        assert error(await http.post(path))[0] == 410
+        assert error(await http.post("/v1/worlds/sess_none/fork"))[:2] == (404, "session_not_found")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "field"),
     [
