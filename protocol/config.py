@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import (
@@ -22,6 +22,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    model_validator,
 )
 
 from protocol.addresses import is_loopback
@@ -347,6 +348,12 @@ class ParkingConfig(_Section):
     memory: Annotated[Size, Field(ge=0)] | None = None
     disk: FilePath | None = None
     disk_bytes: Annotated[Size, Field(ge=1)] = pydantic.ByteSize(10 * 1024**3)
+
+    @model_validator(mode="after")
+    def _bytes_of_a_disk(self) -> Self:
+        if "disk_bytes" in self.model_fields_set and self.disk is None:
+            raise ValueError("disk_bytes is of a disk, and no `disk` is named")
+        return self
 
     @property
     def stores(self) -> bool:

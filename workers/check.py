@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from protocol.compute_use import AUTO_CORES
 from protocol.config import ConfigFile, PipelineConfig, StageConfig, config_error
 from protocol.config_source import Location, Problem
 from protocol.edges import edge_name
@@ -15,6 +16,7 @@ from protocol.payloads import PayloadType
 from protocol.schema import check_edge, schema_of
 from workers.environment import ask
 from workers.memory_shares import share_of_memory
+from workers.processor_time import sample
 from workers.stage_report import EngineForm, StageQuestion, StageReport, report_stage
 
 
@@ -43,7 +45,8 @@ def check_stages(file: ConfigFile) -> None:
 
 def check_machine(file: ConfigFile) -> None:
     """Raises ConfigError, one line a problem, where this machine cannot be what a config wants:
-    it has less memory, or parking.disk cannot be used. Nothing is made or changed."""
+    it has less memory or fewer cores, or parking.disk cannot be used. Nothing is made or
+    changed."""
     problems: list[Problem] = []
     try:
         share_of_memory(file.config)
@@ -51,6 +54,11 @@ def check_machine(file: ConfigFile) -> None:
         field = error.field or ""
         message = error.message.removeprefix(f"{field}: ")
         problems.append(file.source.problem(tuple(field.split(".")), message))
+    there = sample(AUTO_CORES).cores or 0.0
+    for name, stage in file.config.stages.items():
+        if stage.cores is not None and stage.cores > there:
+            too_many = f"{stage.cores:g} cores are more than this machine has ({there:g})"
+            problems.append(file.source.problem(("stages", name, "cores"), too_many))
     disk = file.config.parking.disk
     if disk is not None and (reason := unusable(disk.expanduser().absolute())) is not None:
         problems.append(file.source.problem(("parking", "disk"), reason))

@@ -42,6 +42,7 @@ def said(folder: Path, parking: str = "{}", stage: str = "") -> str:
         ("{disk: /}", "others than its owner can use"),
         ("{memory: 99TiB}", "more than this machine has"),
         ("{memory: 1.5.2GB}", "must be a number of bytes"),
+        ("{disk_bytes: 1GiB}", "no `disk` is named"),
         ("5", "must be a map of options"),
     ],
 )
@@ -61,6 +62,7 @@ def test_a_place_for_parked_state_is_refused_by_its_line(
         (", budget: {cpu: 1.5.2GB}", "must be a number of bytes"),
         (", tenant_share: 1.0e-300", "must be greater than or equal to 0.001"),
         (', python: ""', "must be a path"),
+        (", cores: 999", "999 cores are more than this machine has"),
     ],
 )
 def test_a_stage_is_refused_by_its_line(stage: str, why: str, tmp_path: Path) -> None:
