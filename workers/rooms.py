@@ -110,7 +110,7 @@ class Rooms:
         """
         if opening.room_of is not None:
             sessions = [session for session in sessions if session.tenant == opening.room_of]
-        leaving = [s for s in sessions if s.leaving and s.session not in self._passed_over]
+        leaving = [session for session in sessions if session.leaving]
         able = [
             session
             for session in sessions
@@ -121,7 +121,7 @@ class Rooms:
         ]
         lacking = Counter(opening.shortage)
         for session in leaving:
-            if session.session not in self._asked:
+            if session.session not in self._asked and session.session not in self._passed_over:
                 self._asked[session.session] = now_ms + self._limits.room_done_ms
                 self._begun.add(session.session)
             lacking.subtract(self._ledger.of(session.session))
@@ -130,6 +130,10 @@ class Rooms:
             most.update(self._ledger.of(session.session))
         if any(size > most[device] for device, size in lacking.items() if size > 0):
             return False
+        for session in leaving:
+            if session.session in self._passed_over:
+                # It may yet get done, but others are asked in its place.
+                lacking.update(self._ledger.of(session.session))
         # First who was asked and has not answered yet, last who did not answer.
         able.sort(
             key=lambda s: (

@@ -284,7 +284,7 @@ class I8Room(Invariant):
             session.progress_ms = now_ms
 
     def _answered(self, worker: WorkerProcess, here: _Worker, answer: Answer) -> None:
-        opened = here.opens[answer.session].pop(answer.command, None)
+        opened = here.opens[answer.session].get(answer.command)
         session = here.sessions.get(answer.session)
         if session is not None:
             session.owed.discard(answer.command)
@@ -293,6 +293,7 @@ class I8Room(Invariant):
         if waited is not None:
             self.count("opens that waited and were refused")
             self._refused(worker, here, answer.session, waited)
+        here.opens[answer.session].pop(answer.command, None)
 
     def _refused(self, worker: WorkerProcess, here: _Worker, name: str, waited: _Waiting) -> None:
         """For want of room, in time: not while there was somebody who was never asked."""
