@@ -353,7 +353,13 @@ class HostedSessions:
                         events.extend(hosted.wires.send(action.stage, action.command))
                     case ToClient():
                         opened, hosted.told = not hosted.told, action.sequence
-                        hosted.on_output(action)
+                        try:
+                            hosted.on_output(action)
+                        except Exception as error:
+                            if hosted.session.state not in (State.CLOSING, State.CLOSED):
+                                raise
+                            # It ends: its workers are told so all the same.
+                            self._observer.failed(hosted.id, error)
                         if opened:
                             self.openings.opened(hosted.opening, now_ms)
                     case AttachRefused():

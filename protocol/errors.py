@@ -7,7 +7,6 @@ where it applies the `field` that was wrong.
 
 from __future__ import annotations
 
-from copy import copy
 from enum import StrEnum
 from typing import Self
 
@@ -68,7 +67,10 @@ class AntiphonError(Exception):
 
     def again(self) -> Self:
         """The same error, to be raised by itself: this one may have been, and holds frames."""
-        return copy(self)
+        # Not by `copy`, which would make it anew, of arguments that each class has of its own.
+        same = type(self).__new__(type(self), *self.args)
+        vars(same).update(vars(self))
+        return same
 
 
 class InvalidRequest(AntiphonError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any, Protocol, get_args
 
 import msgspec
@@ -42,11 +44,9 @@ class JsonWire:
         """The frame that a client sent. Raises Unreadable."""
         _check_length(frame)
         try:
-            said = self._decoder.decode(frame)
-            check_plain(said)
-            return said
+            return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error) from None
+            raise _explained(error, msgspec.json.decode, frame) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise Unreadable("The frame is not valid JSON.", code="invalid_json") from None
 
@@ -71,11 +71,9 @@ class MsgpackWire:
         try:
             if isinstance(frame, str):
                 raise Unreadable("MessagePack comes in binary frames.", code="invalid_msgpack")
-            said = self._decoder.decode(frame)
-            check_plain(said)
-            return said
+            return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error) from None
+            raise _explained(error, msgspec.msgpack.decode, frame) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
             raise Unreadable("The frame is not MessagePack.", code="invalid_msgpack") from None
 
@@ -96,8 +94,30 @@ def _check_length(frame: str | bytes) -> None:
         )
 
 
-def _explained(error: msgspec.ValidationError) -> Unreadable:
+class _Named(msgspec.Struct):
+    """A frame of which nothing else is looked at."""
+
+    ref: str | None = None
+
+
+def _checked(frame: ClientFrame) -> ClientFrame:
+    try:
+        check_plain(frame)
+    except Unreadable as error:
+        error.ref = getattr(frame, "ref", None)
+        raise
+    return frame
+
+
+def _explained(
+    error: msgspec.ValidationError, decode: Callable[..., Any], frame: str | bytes
+) -> Unreadable:
     found = fault(error)
     known = f"; known are {', '.join(_KNOWN)}" if found.path == "type" else ""
     place = f"'{found.path}': " if found.path else ""
-    return Unreadable(f"{place}{found.reason}{known}.", code=found.code, field=found.path or None)
+    unreadable = Unreadable(
+        f"{place}{found.reason}{known}.", code=found.code, field=found.path or None
+    )
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+        unreadable.ref = decode(frame, type=_Named).ref
+    return unreadable

@@ -64,6 +64,26 @@ async def test_a_world_is_played_and_what_is_held_comes_back() -> None:
         assert picture.told["scene"] == "two"
 
 
+async def test_what_the_world_has_not_is_not_held_and_what_was_stays() -> None:
+    async with relayed() as (gateway, _), await World.open(gateway, format="raw") as world:
+        sequence = await world.hold("up")
+        for keys, axes in ((("jump",), {}), (("up",), {"roll": 0.5}), ((), {"turn": float("nan")})):
+            with pytest.raises(ValueError, match=r"roll|jump|turn"):
+                await world.hold(*keys, axes=axes)
+        await world.play()
+        assert (await world.next_picture()).action_sequence == sequence
+
+
+async def test_one_step_at_a_time() -> None:
+    async with relayed() as (gateway, _), await SteppedWorld.open(gateway) as world:
+        first, second = await asyncio.gather(
+            world.step([UP]), world.step([UP]), return_exceptions=True
+        )
+        assert isinstance(second, RuntimeError)
+        assert isinstance(first, np.ndarray)
+        assert world.committed_step == 1
+
+
 async def test_the_newest_picture_counts_and_those_passed_over_are_counted() -> None:
     async with relayed() as (gateway, _), await World.open(gateway, format="raw") as world:
         await world.play()

@@ -20,7 +20,7 @@ from sessions.duplex.events import (
     PatchSettings,
 )
 from sessions.session import Session
-from tests.gateway.serving import WAIT_S, Client, opened, serving, spoken_item
+from tests.gateway.serving import WAIT_S, Client, opened, served, serving, spoken_item
 from tests.sessions.harness import PCM_MS
 
 MANUAL = PatchSettings({"audio": {"input": {"turn_detection": None, "transcription": {}}}})
@@ -182,3 +182,21 @@ async def test_a_session_whose_output_cannot_be_told_is_ended_and_leaves_nothing
         # The next open is answered after the worker has freed the session that failed.
         other = await opened(host, Client())
         assert {s for engine in engines.values() for s in engine.open_sessions} == {other.session}
+
+
+async def test_a_client_that_fails_at_the_end_leaves_nothing_at_the_workers() -> None:
+    def fails(sequence: int, output: object) -> None:
+        if isinstance(output, SessionEnded):
+            raise RuntimeError("the listener's fault")
+
+    async with served() as it:
+        attachment = await it.host.open(pipeline="voice", tenant="local", on_output=fails)
+        attachment.close("client")
+        await it.emptied()
+        assert {name: worker._control.sessions for name, worker in it.workers.items()} == {
+            "listen": 0,
+            "think": 0,
+            "speak": 0,
+        }
+        entries = it.host.history(attachment.session).timeline["entries"]
+    assert [e["reason"] for e in entries if e["event"] == "closing"] == ["client"]

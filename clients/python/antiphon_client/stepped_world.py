@@ -32,6 +32,7 @@ class SteppedWorld(ClosedOnLeaving):
         self.world: Mapping[str, Any] = opened["world"]
         """What it is, as of a `World`."""
         self.committed_step = int(opened["facts"]["committed_step"])
+        self._stepping = False
 
     @classmethod
     async def open(
@@ -67,7 +68,24 @@ class SteppedWorld(ClosedOnLeaving):
 
         A gateway that does not answer is asked again, up to `attempts` times in all. Raises
         Refused, NoRoom, NotReachable and other AntiphonErrors; `committed_step` is as before then.
+        RuntimeError while another step is under way: both would have its number.
         """
+        if self._stepping:
+            raise RuntimeError("a step of this world is under way")
+        self._stepping = True
+        try:
+            return await self._step(actions, frames, scene, attempts, timeout_s)
+        finally:
+            self._stepping = False
+
+    async def _step(
+        self,
+        actions: Iterable[Iterable[float]],
+        frames: int,
+        scene: str | None,
+        attempts: int,
+        timeout_s: float,
+    ) -> npt.NDArray[np.uint8]:
         body: dict[str, Any] = {
             "step": self.committed_step + 1,
             "actions": [[float(number) for number in row] for row in actions],

@@ -168,10 +168,19 @@ class World(ClosedOnLeaving):
 
     async def hold(self, *keys: str, axes: Mapping[str, float] | None = None) -> int:
         """Hold down these, and nothing else, from the next step on; the number that comes back
-        as `action_sequence`. A connection that comes back holds the same again."""
+        as `action_sequence`. A connection that comes back holds the same again.
+
+        Raises ValueError for what the world has not, and for an axis beyond -1 to 1.
+        """
         self._check()
+        wanted = {name: float(value) for name, value in (axes or {}).items()}
+        for kind, names in (("keys", keys), ("axes", wanted)):
+            if unknown := sorted(set(names) - set(self.world[kind])):
+                raise ValueError(f"the world has no {unknown[0]!r} among its {kind}")
+        if beyond := [name for name, value in wanted.items() if not -1.0 <= value <= 1.0]:
+            raise ValueError(f"axis {beyond[0]!r} is from -1 to 1")
         self._sequence += 1
-        self._held = {"keys": list(keys), "axes": dict(axes or {})}
+        self._held = {"keys": list(keys), "axes": wanted}
         await self._say({"type": "hold", "sequence": self._sequence, **self._held})
         return self._sequence
 

@@ -204,11 +204,14 @@ class Playing:
         self.pause()
         return error
 
-    def changed(self, committed: int) -> None:
-        """The world has begun anew, or gone back: it is the one after this step."""
+    def changed(self, committed: int) -> AskedScene | None:
+        """The world has begun anew, or gone back: it is the one after this step. What was asked of
+        the one before goes: single steps, and the scene that is returned."""
+        scene, self._scene, self._asked = self._scene, None, 0
         self._committed, self._lost = committed, False
         self._frame = self._seen = 0
         self._changing = self._stray = None
+        return scene
 
     def kept(self) -> None:
         """The state is kept, and the world goes on."""

@@ -92,9 +92,6 @@ class Stepper:
         One that is in flight, or was committed and is remembered, is not done again. Who is
         cancelled waits no more; the step goes on.
         """
-        self.form.check_rows(asked.actions, asked.frames)
-        if asked.scene is not None:
-            self.form.check_scene(asked.scene)
         self._check_change()
         number = asked.step
         if number is None:

@@ -29,6 +29,7 @@ from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing
 from gateway.surfaces.worlds.slots import Slots
 from protocol import worlds as wire_of
 from protocol.errors import AntiphonError, InvalidRequest, SessionBusy
+from protocol.native import Unreadable
 from protocol.worlds import WIRES, ClientFrame, Wire
 from sessions import client
 from sessions.client import Role
@@ -328,7 +329,10 @@ class _Connection:
     def _begun_anew(self, committed: int) -> None:
         """Pictures that wait are of what never was."""
         if self._playing is not None:
-            self._playing.changed(committed)
+            scene = self._playing.changed(committed)
+            if scene is not None:
+                newer = SessionBusy("the world has begun anew, or gone back", code="superseded")
+                self._tell_refused(newer.info(), scene.ref)
         self._told_step = committed
         self._life += 1
         self._slots.clear()
@@ -356,6 +360,8 @@ class _Connection:
                 await attachment.room()
                 if not self._over:
                     self._carry_out(frame, attachment)
+            except Unreadable as error:
+                self._tell_refused(error.info(), error.ref)
             except AntiphonError as error:
                 self._tell_refused(error.info(), ref)
             self._go_on()

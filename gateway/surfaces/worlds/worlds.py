@@ -22,7 +22,7 @@ from gateway.surfaces.opening import OpenAnswer, wants_events
 from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
 from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
-from protocol.errors import AntiphonError, ErrorKind, InvalidRequest, NotFound
+from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest, NotFound
 from protocol.native import read_body
 from protocol.native.frames import ForkedFrom
 from protocol.worlds import (
@@ -197,6 +197,10 @@ class Worlds:
     async def _step(self, session: str, tenant: str, asked: StepBody, packed: bool) -> StepAnswer:
         form = self._form(session, tenant)
         look = Look(asked.format or ("raw" if packed else "png"), asked.quality).check()
+        # Before it takes the world from a player who may come back.
+        form.check_rows(asked.actions, asked.frames)
+        if asked.scene is not None:
+            form.check_scene(asked.scene)
         stepper = await self._steppers.of(session, tenant, form)
         try:
             done = await stepper.step(asked)
@@ -242,7 +246,6 @@ class Worlds:
             yield
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
-            _say_when(error)
             raise
 
     def _describe(self, session: str, tenant: str, secret: str | None = None) -> WorldBody:
@@ -266,8 +269,8 @@ class Worlds:
 
 
 def _say_when(error: AntiphonError) -> None:
-    """Who finds no room is told when to come back."""
-    if error.kind is ErrorKind.CAPACITY and error.retry_after_ms is None:
+    """Who finds no room for a step is told when to come back."""
+    if error.code == CapacityExceeded.code and error.retry_after_ms is None:
         error.retry_after_ms = FULL_RETRY_MS
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
@@ -19,8 +18,6 @@ from sessions.pipeline import Kind, Limits, Pipeline, Play
 from tests.gateway.native_client import requests
 from tests.gateway.real_host import RealGateway, serving_kind
 from workers.engines.world import WorldEngine, WorldOptions
-
-pytest.importorskip("torch", reason="torch is not installed: the extra `world` brings it")
 
 WAIT_S = 30
 WORLD = Pipeline(

@@ -182,6 +182,46 @@ async def test_a_scene_changes_between_two_steps_or_not_at_all() -> None:
             assert it.frames[1]["scene"] == "one"
 
 
+async def test_what_was_asked_of_a_world_goes_with_it() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http, settings={"scene": "one"})
+        async with controlled(gateway.http, world) as it:
+            await it.say("scene", scene="two", ref="old")
+            await it.say("reset", settings={"scene": "one"}, ref="new")
+            assert (await it.until("refused", ref="old"))["error"]["code"] == "superseded"
+            await it.until("was_reset", ref="new")
+            await it.say("step")
+            assert (await it.until("frame"))["scene"] == "one"
+            await it.say("step", frames=20)
+            await it.pictures(2)
+            await it.say("reset", ref="again")
+            await it.until("was_reset", ref="again")
+            await it.say("step")
+            assert (await it.until("frame"))["frame"] == 1
+            await it.say("ping", at=1)
+            await it.until("pong")
+            assert it.frames[-2]["type"] == "frame"
+
+
+async def test_who_names_what_it_says_is_answered_by_that_name_whatever_is_wrong_with_it() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        for subprotocol in ("antiphon.json", "antiphon.msgpack"):
+            async with controlled(gateway.http, world, subprotocol=subprotocol) as it:
+                world["secret"] = it.frames[0]["secret"]
+                for number, (kind, fields) in enumerate(
+                    [
+                        ("scene", {"scene": 5}),
+                        ("rewind", {"step": -1}),
+                        ("reset", {"settings": 5}),
+                        ("play", {"speed": 2}),
+                        ("jump", {}),
+                    ]
+                ):
+                    await it.say(kind, ref=f"named-{number}", **fields)
+                    await it.until("refused", ref=f"named-{number}")
+
+
 async def test_a_world_goes_back_to_a_state_that_was_kept() -> None:
     async with serving_worlds() as (gateway, http):
         world = await opened(http)
