@@ -42,7 +42,12 @@ def written(folder: Path, **parking: Any) -> Path:
             }
         },
         "pipelines": {
-            "game": {"kind": "world", "outputs": {"frames": "world"}, "limits": {"sessions": 64}}
+            "game": {
+                "kind": "world",
+                "outputs": {"frames": "world"},
+                # Nobody is to end for being away while thirty others take their turns.
+                "limits": {"sessions": 64, "grace_s": 600},
+            }
         },
         "parking": parking,
     }
