@@ -136,7 +136,7 @@ def test_a_session_is_parked_restored_and_evicted(
     expect(timeline.last).to_contain_text("parked")
 
     press(page, "Restore", session)
-    expect(outcome).to_have_text(f"{session} is brought back: world.")
+    expect(outcome).to_have_text(f"{session} is brought back: world (snapshot).")
     expect(cell(page, session, "Bytes")).to_have_text("16 MiB")
     expect(cell(page, session, "Parked")).to_have_text("")
     expect(timeline.last).to_contain_text("restoredstage world, origin snapshot")
