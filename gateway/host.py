@@ -458,7 +458,7 @@ class GatewayHost:
         """
         clients = self._find(session, None)
         parked = clients.session.parked
-        moves = [asyncio.ensure_future(clients.moves.brought_back(stage)) for stage in parked]
+        moves = [clients.moves.brought_back(stage) for stage in parked]
         self.handle(session, RestoreRequested())
         restored: dict[str, str] = {}
         lost: dict[str, AntiphonError] = {}

@@ -8,33 +8,29 @@ from typing import Any
 from protocol.errors import AntiphonError, EngineFailed, raised
 from sessions.client import Origin, Parked, Restored, Restoring
 
+_Back = tuple[Origin | None, AntiphonError | None]
+
 
 class StateMoves:
     """Of one session. What it puts out says what becomes of its stages."""
 
     def __init__(self) -> None:
         self._away: dict[str, list[asyncio.Future[AntiphonError | None]]] = {}
-        self._back: dict[str, list[asyncio.Future[tuple[Origin | None, AntiphonError | None]]]] = {}
+        self._back: dict[str, list[asyncio.Future[_Back]]] = {}
 
-    async def put_away(self, stage: str) -> AntiphonError | None:
-        """Wait until the state of a stage that is being parked is; why it was not, if so.
-
-        Raises SessionStateLost when the session ends before.
-        """
+    def put_away(self, stage: str) -> asyncio.Future[AntiphonError | None]:
+        """Of a stage that is being parked: why it was not, if so. It fails with SessionStateLost
+        when the session ends before."""
         outcome: asyncio.Future[AntiphonError | None] = asyncio.get_running_loop().create_future()
         self._away.setdefault(stage, []).append(outcome)
-        return await outcome
+        return outcome
 
-    async def brought_back(self, stage: str) -> tuple[Origin | None, AntiphonError | None]:
-        """Wait until a stage that is parked has a worker again: from what it goes on, and why it
-        is not what was stored. None: it stays parked.
-
-        Raises SessionStateLost when the session ends before.
-        """
-        outcome: asyncio.Future[tuple[Origin | None, AntiphonError | None]]
-        outcome = asyncio.get_running_loop().create_future()
+    def brought_back(self, stage: str) -> asyncio.Future[_Back]:
+        """Of a stage that is parked, once it has a worker again: from what it goes on, and why
+        that is not what was stored. None: it stays parked. It fails as `put_away` does."""
+        outcome: asyncio.Future[_Back] = asyncio.get_running_loop().create_future()
         self._back.setdefault(stage, []).append(outcome)
-        return await outcome
+        return outcome
 
     def told(self, output: Any) -> None:
         """What the session puts out."""

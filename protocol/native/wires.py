@@ -88,7 +88,7 @@ class JsonWire:
             _check_free_length(msgspec.json.decode, frame)
             return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error, *_names(msgspec.json.decode, frame)) from None
+            raise _explained(error, *names_of(msgspec.json.decode, frame)) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise Unreadable("The frame is not valid JSON.", code="invalid_json") from None
 
@@ -115,7 +115,7 @@ class MsgpackWire:
             _check_free_length(msgspec.msgpack.decode, frame)
             return _checked(self._decoder.decode(frame))
         except msgspec.ValidationError as error:
-            raise _explained(error, *_names(msgspec.msgpack.decode, frame)) from None
+            raise _explained(error, *names_of(msgspec.msgpack.decode, frame)) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
             raise Unreadable("The frame is not MessagePack.", code="invalid_msgpack") from None
 
@@ -238,7 +238,7 @@ def _check_free_length(decode: Any, frame: str | bytes) -> None:
                 raise unreadable
 
 
-def _names(decode: Any, frame: str | bytes) -> tuple[str | None, str | None]:
+def names_of(decode: Any, frame: str | bytes) -> tuple[str | None, str | None]:
     """The `id` and the `ref` of a frame that is wrong elsewhere, where they can be read."""
     try:
         names = decode(frame, type=_Names)

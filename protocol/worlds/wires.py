@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any, Protocol, get_args
 
 import msgspec
 
-from protocol.native.wires import Unreadable, check_plain
+from protocol.native.wires import Unreadable, check_plain, names_of
 from protocol.validation import fault
 from protocol.worlds.frames import ClientFrame
 
@@ -94,12 +92,6 @@ def _check_length(frame: str | bytes) -> None:
         )
 
 
-class _Named(msgspec.Struct):
-    """A frame of which nothing else is looked at."""
-
-    ref: str | None = None
-
-
 def _checked(frame: ClientFrame) -> ClientFrame:
     try:
         check_plain(frame)
@@ -109,15 +101,12 @@ def _checked(frame: ClientFrame) -> ClientFrame:
     return frame
 
 
-def _explained(
-    error: msgspec.ValidationError, decode: Callable[..., Any], frame: str | bytes
-) -> Unreadable:
+def _explained(error: msgspec.ValidationError, decode: Any, frame: str | bytes) -> Unreadable:
     found = fault(error)
     known = f"; known are {', '.join(_KNOWN)}" if found.path == "type" else ""
     place = f"'{found.path}': " if found.path else ""
     unreadable = Unreadable(
         f"{place}{found.reason}{known}.", code=found.code, field=found.path or None
     )
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-        unreadable.ref = decode(frame, type=_Named).ref
+    _, unreadable.ref = names_of(decode, frame)
     return unreadable

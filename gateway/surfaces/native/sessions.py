@@ -139,17 +139,9 @@ class NativeSessions:
             fork=fork,
             tenant=tenant,
             settings_patch=body.settings,
-            limits={
-                name: seconds
-                for name, seconds in msgspec.structs.asdict(body.limits).items()
-                if seconds is not None
-            },
+            limits=msgspec.to_builtins(body.limits),
             priority=body.priority,
-            control={
-                name: value
-                for name, value in msgspec.structs.asdict(body.control).items()
-                if value is not None
-            },
+            control=msgspec.to_builtins(body.control),
             secret=secret,
             on_position=on_position,
         )

@@ -37,6 +37,7 @@ from protocol.worlds import (
     StepFrame,
     WorldBody,
 )
+from sessions.lifecycle import State
 from sessions.pipeline import Kind
 from sessions.steps.events import Checkpoint, Reset, Rewind, StepDone
 
@@ -108,11 +109,7 @@ class Worlds:
                     fork=fork,
                     tenant=tenant,
                     settings_patch=body.settings,
-                    limits={
-                        name: seconds
-                        for name, seconds in msgspec.structs.asdict(body.limits).items()
-                        if seconds is not None
-                    },
+                    limits=msgspec.to_builtins(body.limits),
                     priority=body.priority,
                     secret=secret,
                     on_position=on_position,
@@ -182,7 +179,11 @@ class Worlds:
 
     async def _change(self, session: str, tenant: str, change: Callable[[str], Change]) -> Response:
         stepper = await self._steppers.of(session, tenant, self._form(session, tenant))
-        return _json(await stepper.change(change))
+        try:
+            return _json(await stepper.change(change))
+        except AntiphonError:
+            self._check_lives(session, tenant)
+            raise
 
     # Parts of these
 
@@ -205,6 +206,8 @@ class Worlds:
         try:
             done = await stepper.step(asked)
         except StepRefused as refused:
+            # What ends with its world is told to be cancelled before that is told to be over.
+            self._check_lives(session, tenant)
             _say_when(refused)
             raise
         return await self._told(done, look)
@@ -220,7 +223,10 @@ class Worlds:
     def _check_lives(self, session: str, tenant: str) -> None:
         if self._host.ended(session, tenant):
             raise WorldEnded
-        check_kind(self._host.summary(session, tenant))
+        summary = self._host.summary(session, tenant)
+        check_kind(summary)
+        if summary.state == State.CLOSING:
+            raise WorldEnded
 
     def _form(self, session: str, tenant: str) -> Form:
         self._check_lives(session, tenant)

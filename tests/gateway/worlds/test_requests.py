@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import threading
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sessions.pipeline import Limits
-from tests.gateway.worlds.player import controlled, opened, serving_worlds
+from tests.gateway.worlds.player import WAIT_S, controlled, opened, serving_worlds
 
 SIZE = 16
 UP = [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -171,6 +172,25 @@ async def test_a_world_that_requests_have_had_leaves_nothing_when_it_ends() -> N
         assert [entry["reason"] for entry in entries if entry["event"] == "closing"] == ["client"]
         assert not [entry for entry in entries if entry["event"] == "failed"]
         assert gateway.served.workers["dream"]._control.sessions == 0
+
+
+async def test_a_step_whose_world_is_closed_is_told_that_it_is_gone() -> None:
+    async with serving_worlds() as (gateway, http):
+        model = gateway.served.engines["dream"].model
+        inner, begun, goes_on = model.denoise, threading.Event(), threading.Event()
+
+        def slow(batch: Any) -> Any:
+            begun.set()
+            assert goes_on.wait(WAIT_S)
+            return inner(batch)
+
+        world = await opened(http)
+        vars(model)["denoise"] = slow
+        stepping = asyncio.create_task(stepped(http, world, step=1))
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        assert (await http.delete(f"/v1/worlds/{world['id']}")).status_code == 204
+        goes_on.set()
+        assert error(await stepping)[:2] == (410, "session_closed")
 
 
 async def test_a_refused_request_takes_no_world_from_its_player() -> None:
