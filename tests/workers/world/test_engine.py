@@ -171,6 +171,18 @@ async def test_sessions_that_play_share_calls() -> None:
         assert calls / frames <= 2 / 8
 
 
+async def test_counters_exist_before_the_first_frame() -> None:
+    async with loaded() as engine:
+        before = engine.counters()
+        session = opened(engine)
+        await play(session, keys(2))
+        session.close()
+        after = engine.counters()
+    assert set(before) == set(after)
+    assert not any(before.values())
+    assert after["frames"] == 2
+
+
 async def test_nobody_waits_for_who_does_not_play() -> None:
     async with loaded(window_ms=1000.0) as engine:
         _idle, plays = opened(engine), opened(engine)

@@ -47,6 +47,9 @@ class Work:
     denoising: Denoising
 
 
+_COUNTED = ("calls", "denoising_steps", "frames", "hurried_frames", "cut_frames")
+
+
 class WorldEngine(Engine):
     """One world model for many players."""
 
@@ -58,7 +61,7 @@ class WorldEngine(Engine):
         self.options = options
         self.pool = BlockPool(options.blocks)
         self.call_time = CallTime()
-        self.counted: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._gathering: Gathering[Work] = Gathering(options.window_ms, options.batch)
         self._answers: dict[Waiting[Work], asyncio.Future[Denoised]] = {}
         self._playing: set[WorldSession] = set()
