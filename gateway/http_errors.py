@@ -75,6 +75,7 @@ def error_status(error: AntiphonError) -> int:
     """The status of an answer that says `error`."""
     if isinstance(error, HttpRefusal):
         return error.status
-    if isinstance(error, SessionBusy):
+    # One that came as a value has no class of its own.
+    if isinstance(error, SessionBusy) or error.code == SessionBusy.code:
         return 409
     return 404 if isinstance(error, NotFound) else _STATUS[error.kind]

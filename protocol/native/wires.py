@@ -128,9 +128,9 @@ WIRES: tuple[Wire, ...] = (JsonWire(), MsgpackWire())
 
 
 def read_body(body: bytes, kind: type[Body]) -> Body:
-    """The JSON body of a request. Raises Unreadable."""
+    """The JSON body of a request; an empty one has no members. Raises Unreadable."""
     try:
-        read = msgspec.json.decode(body, type=kind)
+        read = msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise _explained(error) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):

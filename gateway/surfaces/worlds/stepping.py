@@ -181,7 +181,10 @@ class Stepper:
         waiting, self._steps = self._steps, {}
         for step in waiting.values():
             if not step.done():
-                step.set_exception(error.again())
+                # The world may live on: then it is told how far it was.
+                lives = isinstance(error, SessionBusy)
+                told = StepRefused(error.info(), self._committed) if lives else error.again()
+                step.set_exception(told)
         self._end_change(error.again())
         self._forget()
 

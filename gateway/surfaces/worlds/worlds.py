@@ -88,8 +88,7 @@ class Worlds:
         """`POST /v1/worlds/{id}/fork`: the same for a world that begins as this one is now."""
         with self._refusals_counted():
             session, tenant = self._named(request)
-            self._check_lives(session, tenant)
-            body = read_body(await request.body() or b"{}", OpenWorldBody)
+            body = read_body(await request.body(), OpenWorldBody)
             if body.fork is not None:
                 raise InvalidRequest("the world is named by the path", field="fork")
         return self._opened(
@@ -99,6 +98,8 @@ class Worlds:
     def _opened(self, request: Request, tenant: str, body: OpenWorldBody) -> OpenAnswer[WorldBody]:
         with self._refusals_counted():
             fork = None if body.fork is None else body.fork.session
+            if fork is not None:
+                self._check_lives(fork, tenant)
             pipeline = self._pipeline(body.model, fork, tenant)
 
         async def open_session(on_position: OnPosition) -> WorldBody:
@@ -163,7 +164,7 @@ class Worlds:
     async def reset(self, request: Request) -> Response:
         """`POST /v1/worlds/{id}/reset`: begin anew."""
         session, tenant = self._named(request)
-        body = read_body(await request.body() or b"{}", ResetBody)
+        body = read_body(await request.body(), ResetBody)
         return await self._change(session, tenant, lambda ref: Reset(body.settings, ref))
 
     async def checkpoint(self, request: Request) -> Response:
@@ -235,9 +236,7 @@ class Worlds:
     def _pipeline(self, model: str | None, fork: str | None, tenant: str) -> str:
         """The pipeline that is meant. Raises NotFound."""
         if model is None and fork is not None:
-            source = self._host.summary(fork, tenant)
-            check_kind(source)
-            return source.pipeline
+            return self._host.summary(fork, tenant).pipeline
         worlds = [name for name, it in self._host.pipelines.items() if it.kind is Kind.WORLD]
         if model is None and worlds:
             return worlds[0]

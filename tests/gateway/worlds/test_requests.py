@@ -80,7 +80,7 @@ async def test_a_reset_begins_anew_with_what_it_says() -> None:
         found = await frames(http, world, step=1, actions=[UP])
         assert found == await frames(http, other, step=1, actions=[UP]) != before
         refused = await http.post(reset, json={"settings": {"seed": "x"}})
-        assert error(refused) == (400, "invalid_value", "seed")
+        assert error(refused) == (400, "invalid_type", "settings.seed")
         # It was refused, and nothing has changed.
         assert await frames(http, world, step=1) == found
 
@@ -131,6 +131,8 @@ async def test_a_world_is_forked_by_its_path() -> None:
         assert error(refused)[0] == 400
         await http.delete(f"/v1/worlds/{source['id']}")
         assert error(await http.post(path))[0] == 410
+        ended = await http.post("/v1/worlds", json={"fork": {"session": source["id"]}})
+        assert error(ended)[:2] == (410, "session_closed")
         assert error(await http.post("/v1/worlds/sess_none/fork"))[:2] == (404, "session_not_found")
 
 
@@ -174,23 +176,92 @@ async def test_a_world_that_requests_have_had_leaves_nothing_when_it_ends() -> N
         assert gateway.served.workers["dream"]._control.sessions == 0
 
 
+class Held:
+    """A world's model, held fast in the midst of its next call."""
+
+    def __init__(self, gateway: Any) -> None:
+        model = gateway.served.engines["dream"].model
+        self._inner, self._begun, self._goes_on = (
+            model.denoise,
+            threading.Event(),
+            threading.Event(),
+        )
+        vars(model)["denoise"] = self._denoise
+
+    def _denoise(self, batch: Any) -> Any:
+        self._begun.set()
+        assert self._goes_on.wait(WAIT_S)
+        return self._inner(batch)
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.wait, WAIT_S)
+
+    def let_go(self) -> None:
+        self._goes_on.set()
+
+
 async def test_a_step_whose_world_is_closed_is_told_that_it_is_gone() -> None:
     async with serving_worlds() as (gateway, http):
-        model = gateway.served.engines["dream"].model
-        inner, begun, goes_on = model.denoise, threading.Event(), threading.Event()
-
-        def slow(batch: Any) -> Any:
-            begun.set()
-            assert goes_on.wait(WAIT_S)
-            return inner(batch)
-
         world = await opened(http)
-        vars(model)["denoise"] = slow
+        held = Held(gateway)
         stepping = asyncio.create_task(stepped(http, world, step=1))
-        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        await held.begun()
         assert (await http.delete(f"/v1/worlds/{world['id']}")).status_code == 204
-        goes_on.set()
+        held.let_go()
         assert error(await stepping)[:2] == (410, "session_closed")
+
+
+async def test_a_step_whose_world_is_taken_over_is_told_how_far_it_was() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        await frames(http, world, step=1)
+        held = Held(gateway)
+        stepping = asyncio.create_task(stepped(http, world, step=2))
+        await held.begun()
+        async with controlled(gateway.http, {**world, "secret": None}, takeover=True):
+            refused = await stepping
+            held.let_go()
+        assert error(refused)[:2] == (409, "session_busy")
+        assert refused.json()["committed_step"] == 1
+
+
+async def test_bodies_that_say_nothing_may_be_absent() -> None:
+    async with serving_worlds() as (_, http):
+        answer = await http.post("/v1/worlds")
+        assert answer.status_code == 201
+        path = f"/v1/worlds/{answer.json()['id']}"
+        assert (await http.post(f"{path}/step")).json()["committed_step"] == 1
+        for verb in ("reset", "checkpoint"):
+            assert (await http.post(f"{path}/{verb}")).status_code == 200
+        missing = "missing_required_parameter"
+        assert error(await http.post(f"{path}/rewind")) == (400, missing, "step")
+        assert error(await http.post("/v1/worlds/step")) == (400, missing, "worlds")
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "field"),
+    [
+        ({"seed": "x"}, "invalid_type", "settings.seed"),
+        ({"seed": -1}, "invalid_value", "settings.seed"),
+        ({"sed": 1}, "unknown_parameter", "settings.sed"),
+        ({"scene": "nowhere"}, "invalid_value", "settings.scene"),
+    ],
+)
+async def test_settings_that_the_engine_refuses_are_named(
+    settings: dict[str, Any], code: str, field: str
+) -> None:
+    async with serving_worlds() as (_, http):
+        assert error(await http.post("/v1/worlds", json={"settings": settings})) == (
+            400,
+            code,
+            field,
+        )
+        world = await opened(http)
+        path = f"/v1/worlds/{world['id']}"
+        for verb in ("reset", "fork"):
+            refused = await http.post(f"{path}/{verb}", json={"settings": settings})
+            assert error(refused) == (400, code, field)
+        assert len(await frames(http, world, step=1)) == 1
 
 
 async def test_a_refused_request_takes_no_world_from_its_player() -> None:

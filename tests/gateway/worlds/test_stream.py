@@ -262,7 +262,10 @@ async def test_what_is_wrong_is_refused_and_the_world_goes_on() -> None:
             assert await refused("hold", sequence=0) == ("invalid_value", "sequence")
             assert await refused("hold", sequence=1, key="up") == ("unknown_parameter", "key")
             assert await refused("jump") == ("invalid_value", "type")
-            assert await refused("reset", settings={"seed": -1}) == ("invalid_value", "seed")
+            assert await refused("reset", settings={"seed": -1}) == (
+                "invalid_value",
+                "settings.seed",
+            )
             assert await refused("reset", settings={"seed": 2**70}) == (
                 "invalid_value",
                 "settings.seed",

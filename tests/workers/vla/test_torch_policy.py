@@ -196,7 +196,7 @@ def test_other_weights_are_another_digest() -> None:
 def test_what_is_no_seed_is_refused(seed: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         drawing().initial_state({"seed": seed})
-    assert refused.value.field == "seed"
+    assert refused.value.field == "settings.seed"
 
 
 def test_threads_are_what_is_asked_for() -> None:

@@ -41,6 +41,7 @@ from workers.engines.vla.policy import Policy, State, policy_class
 from workers.engines.vla.policy_thread import PolicyThread
 from workers.engines.vla.stacking import signature, stack, unstack
 from workers.gathering import UNHURRIED_MS, Gathering, Waiting
+from workers.reading import PARAMETERS, read
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
 
@@ -360,10 +361,7 @@ def _finite(actions: npt.NDArray[Any]) -> bool:
 
 
 def _parameters(given: dict[str, Any]) -> StepParameters:
-    try:
-        wanted = msgspec.convert(given, StepParameters)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), field="parameters") from None
+    wanted = read(given, StepParameters, PARAMETERS)
     for name in ("deadline_ms", "stale_ms"):
         within_ms = getattr(wanted, name)
         if within_ms is not None and not 0 <= within_ms < math.inf:

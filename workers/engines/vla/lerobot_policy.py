@@ -109,7 +109,7 @@ class LeRobotPolicy(TorchPolicy):
         The setting `seed` is what its random numbers begin with.
         """
         if unknown := settings.keys() - {"seed"}:
-            raise InvalidRequest("there is no such setting", field=min(unknown))
+            raise InvalidRequest("there is no such setting", field=f"settings.{min(unknown)}")
         random = self.random_state(settings)
         return {**(random if self._head.draws else {}), **self._head.initial_state()}
 

@@ -131,7 +131,7 @@ class TorchPolicy(Policy):
         """
         seed = settings.get("seed", self.options.seed)
         if type(seed) is not int or not 0 <= seed < SEEDS:
-            raise InvalidRequest("a seed is a number from 0 to 2^63 - 1", field="seed")
+            raise InvalidRequest("a seed is a number from 0 to 2^63 - 1", field="settings.seed")
         return {GENERATOR: torch.Generator().manual_seed(seed).get_state().numpy()}
 
     def infer(self, batch: Batch) -> Inferred:

@@ -27,8 +27,9 @@ from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession
 from workers.engines.world.architecture import Architecture
 from workers.engines.world.blocks import BlockPool
 from workers.engines.world.pace import CallTime
-from workers.engines.world.settings import WorldOptions, WorldSettings, read
+from workers.engines.world.settings import WorldOptions, WorldSettings
 from workers.gathering import UNHURRIED_MS, Gathering, Waiting
+from workers.reading import SETTINGS, read
 from workers.to_the_end import to_the_end
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class WorldEngine(Engine):
     def declare(self, settings: dict[str, Any]) -> dict[str, int]:
         """`reserve_blocks` of the cache, or all that it can hold: its own, those of a chunk beside
         them, and those of its checkpoints. A block is larger than the frame it begins with."""
-        read(settings, WorldSettings).check(self.architecture)
+        read(settings, WorldSettings, SETTINGS).check(self.architecture)
         options, layout = self.options, self.model.layout
         states = 1 + options.checkpoints
         blocks = states * layout.slots + 1 + -(-options.chunk // options.block_frames)
@@ -158,7 +159,7 @@ class WorldEngine(Engine):
 
     def open(self, session: str, settings: dict[str, Any], emit: EmitEvent) -> EngineSession:
         """A world that begins with its first frame."""
-        return self.opened(read(settings, WorldSettings).check(self.architecture))
+        return self.opened(read(settings, WorldSettings, SETTINGS).check(self.architecture))
 
     def opened(self, settings: WorldSettings) -> WorldSession:
         """The same, of settings that are right."""
@@ -184,7 +185,7 @@ class WorldEngine(Engine):
         SessionStateLost, and CapacityExceeded where the cache has no room for it."""
         from workers.engines.world.parked import placed, read_state
 
-        wanted = read(settings, WorldSettings).check(self.architecture)
+        wanted = read(settings, WorldSettings, SETTINGS).check(self.architecture)
         parked, content = await asyncio.to_thread(read_state, path)
         restored = self.opened(wanted)
         blocks: list[int] = []

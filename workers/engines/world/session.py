@@ -19,7 +19,8 @@ from workers.engines.world.pace import steps_of_next
 from workers.engines.world.parked import Parked, create, write_state
 from workers.engines.world.rollout import Draft, Rollout
 from workers.engines.world.sampler import noise_levels
-from workers.engines.world.settings import Rewind, StepParameters, WorldSettings, read
+from workers.engines.world.settings import Rewind, StepParameters, WorldSettings
+from workers.reading import PARAMETERS, SETTINGS, read
 from workers.storages import storage_bytes
 from workers.to_the_end import to_the_end
 
@@ -60,7 +61,9 @@ class WorldSession(ParkableSession):
         The inputs are actions, a row for each frame or one for all, instead of what is held.
         """
         engine = self._engine
-        wanted = read(turn.parameters, StepParameters).check(engine.options, engine.architecture)
+        wanted = read(turn.parameters, StepParameters, PARAMETERS).check(
+            engine.options, engine.architecture
+        )
         rows: list[Held] = []
         async for payload in turn.inputs:
             rows += given_by(payload, engine.architecture)
@@ -146,9 +149,9 @@ class WorldSession(ParkableSession):
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Another scene, from the next chunk on. The rest of the settings is a reset's."""
-        wanted = read(settings, WorldSettings).check(self._engine.architecture)
+        wanted = read(settings, WorldSettings, SETTINGS).check(self._engine.architecture)
         if (wanted.seed, wanted.frame) != (self._settings.seed, self._settings.frame):
-            raise InvalidRequest("seed and frame are a reset's to change", field="seed")
+            raise InvalidRequest("seed and frame are a reset's to change", field="settings")
         scene = self._engine.scene_of(wanted)
         self._settings, self.scene = wanted, scene
 
@@ -159,7 +162,7 @@ class WorldSession(ParkableSession):
             case "reset":
                 # Those of a reset are its own: a worker that takes over knows those of the open.
                 changed = {**_plain(self._settings), **arguments}
-                settings = read(changed, WorldSettings).check(self._engine.architecture)
+                settings = read(changed, WorldSettings, SETTINGS).check(self._engine.architecture)
                 rollout, scene = self._engine.begin(settings)
                 self._let_go()
                 self.rollout, self.scene = rollout, scene
@@ -168,7 +171,7 @@ class WorldSession(ParkableSession):
             case "checkpoint":
                 return self._checkpoint()
             case "rewind":
-                return self._rewind(read(arguments, Rewind).step)
+                return self._rewind(read(arguments, Rewind, "rewind").step)
             case "release":
                 self.held = self.held.released()
                 return {}
@@ -208,9 +211,11 @@ class WorldSession(ParkableSession):
         InvalidRequest.
         """
         plain = _plain(self._settings)
-        wanted = read({**plain, **settings}, WorldSettings).check(self._engine.architecture)
+        wanted = read({**plain, **settings}, WorldSettings, SETTINGS).check(
+            self._engine.architecture
+        )
         if (wanted.seed, wanted.frame) != (self._settings.seed, self._settings.frame):
-            raise InvalidRequest("seed and frame are a reset's to change", field="seed")
+            raise InvalidRequest("seed and frame are a reset's to change", field="settings")
         forked = self._engine.opened(wanted)
         forked.rollout, forked.step, forked.scene = self.rollout, self.step, self.scene
         if "scene" in settings:

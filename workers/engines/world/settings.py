@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 import pydantic
 
 from protocol.errors import InvalidRequest
 from workers.engines.world.architecture import Architecture
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -72,9 +70,9 @@ class WorldSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Itself. Raises InvalidRequest for what this world does not have."""
         a = architecture
         if self.scene is not None and self.scene not in a.scenes:
-            raise InvalidRequest(f"there is no scene {self.scene}", field="scene")
+            raise InvalidRequest(f"there is no scene {self.scene}", field="settings.scene")
         if self.frame is not None and len(self.frame) != a.frame_numbers:
-            raise InvalidRequest(f"a frame is {a.frame_numbers} bytes", field="frame")
+            raise InvalidRequest(f"a frame is {a.frame_numbers} bytes", field="settings.frame")
         return self
 
 
@@ -93,13 +91,17 @@ class StepParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self, options: WorldOptions, architecture: Architecture) -> StepParameters:
         """Itself. Raises InvalidRequest for what this stage does not do."""
         if self.scene is not None and self.scene not in architecture.scenes:
-            raise InvalidRequest(f"there is no scene {self.scene}", field="scene")
+            raise InvalidRequest(f"there is no scene {self.scene}", field="parameters.scene")
         if self.frames > options.chunk:
-            raise InvalidRequest(f"a step has up to {options.chunk} frames", field="frames")
+            raise InvalidRequest(
+                f"a step has up to {options.chunk} frames", field="parameters.frames"
+            )
         if self.steps is not None and self.steps > options.steps:
-            raise InvalidRequest(f"a frame has up to {options.steps} steps", field="steps")
+            raise InvalidRequest(
+                f"a frame has up to {options.steps} steps", field="parameters.steps"
+            )
         if self.deadline_ms is not None and not 0 <= self.deadline_ms < math.inf:
-            raise InvalidRequest("a deadline is 0 ms or more", field="deadline_ms")
+            raise InvalidRequest("a deadline is 0 ms or more", field="parameters.deadline_ms")
         return self
 
 
@@ -107,13 +109,3 @@ class Rewind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which checkpoint a world goes back to: the step after which it was kept."""
 
     step: int
-
-
-def read(given: dict[str, Any], kind: type[T]) -> T:
-    """`given` as a `kind`. Raises InvalidRequest naming the field."""
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        # "Expected `int`, got `str` - at `$.seed`"; "Object contains unknown field `sed`"
-        field = str(error).rstrip("`").rpartition("`")[2].removeprefix("$.")
-        raise InvalidRequest(str(error), field=field) from None
