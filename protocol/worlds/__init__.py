@@ -5,9 +5,11 @@ No I/O and no session logic: what a message means is the surface's matter.
 
 from protocol.worlds.bodies import (
     BatchAnswer,
+    BatchAnswers,
     BatchBody,
     BatchEntry,
     Capabilities,
+    ChangeAnswer,
     OpenWorldBody,
     ResetBody,
     RewindBody,
@@ -58,9 +60,11 @@ __all__ = [
     "Attach",
     "Attached",
     "BatchAnswer",
+    "BatchAnswers",
     "BatchBody",
     "BatchEntry",
     "Capabilities",
+    "ChangeAnswer",
     "Checkpoint",
     "CheckpointKept",
     "ClientFrame",

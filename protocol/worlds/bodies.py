@@ -135,6 +135,13 @@ class StepAnswer(msgspec.Struct, frozen=True):
     frames: list[StepFrame]
 
 
+class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A world has begun anew, gone back, or been kept: then `kept` has all steps that are."""
+
+    committed_step: int
+    kept: list[int] | None = None
+
+
 class BatchAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of the step of one world: `status` is as of a request of its own."""
 
@@ -143,3 +150,9 @@ class BatchAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: StepAnswer | None = None
     error: ErrorInfo | None = None
     committed_step: int | None = None
+
+
+class BatchAnswers(msgspec.Struct, frozen=True):
+    """What became of the steps, in the order in which they were asked for."""
+
+    worlds: list[BatchAnswer]

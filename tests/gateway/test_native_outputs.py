@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.surfaces.native.cursors import Cursors
-from gateway.surfaces.native.documents import CLIENT_FRAMES, SERVER_FRAMES, asyncapi, json_schema
+from gateway.surfaces.native.documents import DOCUMENTS
 from gateway.surfaces.native.outputs import FRAMES, OutputWriter
 from gateway.surfaces.native.verbs import VERBS
 from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest
@@ -26,6 +25,7 @@ from sessions.duplex.settings import DuplexSettings
 from sessions.oneshot import events as oneshot
 from sessions.pipeline import Kind, Limits
 from sessions.steps import events as steps
+from tests.gateway.json_schema import check, resolved
 from tests.gateway.voice_turn import cancelled_turn, text_turn, voice_turn
 
 ERROR = ErrorInfo("item_not_found", ErrorKind.CLIENT, "None.", "item_id")
@@ -72,7 +72,7 @@ OTHERS: list[Any] = [
 ]
 EXAMPLES = [*OTHERS, *voice_turn(), *text_turn(), *cancelled_turn()]
 
-ServerFrame = Union[SERVER_FRAMES]  # type: ignore[valid-type]  # noqa: UP007
+ServerFrame = Union[tuple(DOCUMENTS.server_frames)]  # type: ignore[valid-type]  # noqa: UP007
 
 
 def writer(wire: Wire) -> OutputWriter:
@@ -165,58 +165,9 @@ def test_every_input_and_signal_is_taken_by_some_kind() -> None:
 # The documents
 
 
-def references(value: Any) -> Iterator[str]:
-    match value:
-        case dict():
-            if isinstance(value.get("$ref"), str):
-                yield value["$ref"]
-            for entry in value.values():
-                yield from references(entry)
-        case list():
-            for entry in value:
-                yield from references(entry)
-
-
-def resolved(document: dict[str, Any], reference: str) -> Any:
-    found: Any = document
-    for part in reference.removeprefix("#/").split("/"):
-        found = found[part]
-    return found
-
-
-@pytest.mark.parametrize("document", [json_schema(), asyncapi()])
-def test_every_reference_of_a_document_leads_somewhere(document: dict[str, Any]) -> None:
-    found = set(references(document))
-    assert len(found) > 30
-    for reference in found:
-        assert resolved(document, reference) is not None
-
-
-def test_every_frame_of_both_directions_is_in_both_documents() -> None:
-    schema, described = json_schema(), asyncapi()
-    for side, frames, operation in (
-        ("ClientFrame", CLIENT_FRAMES, "hear"),
-        ("ServerFrame", SERVER_FRAMES, "tell"),
-    ):
-        tags = {str(frame.__struct_config__.tag) for frame in frames}
-        mapping = schema["$defs"][side]["discriminator"]["mapping"]
-        assert set(mapping) == tags
-        for tag, reference in mapping.items():
-            assert resolved(schema, reference)["properties"]["type"]["enum"] == [tag]
-        messages = described["operations"][operation]["messages"]
-        assert {message["$ref"].rpartition("/")[2] for message in messages} == tags
-        for message in messages:
-            entry = resolved(described, resolved(described, message["$ref"])["$ref"])
-            assert entry["summary"]
-            properties = resolved(described, entry["payload"]["$ref"])["properties"]
-            assert properties["type"]["enum"] == [entry["name"]]
-    assert described["asyncapi"] == "3.0.0"
-    assert described["operations"]["hear"]["action"] == "receive"
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_real_frames_are_what_the_schema_says(example: Any) -> None:
-    schema = json_schema()
+    schema = DOCUMENTS.json_schema
     definition = resolved(
         schema,
         schema["$defs"]["ServerFrame"]["discriminator"]["mapping"][frame_of(example)["type"]],
@@ -226,49 +177,18 @@ def test_real_frames_are_what_the_schema_says(example: Any) -> None:
 
 def test_the_page_about_it_names_everything() -> None:
     page = (Path(__file__).parents[2] / "docs" / "native.md").read_text()
-    named = [*CLIENT_FRAMES, *SERVER_FRAMES, *get_args(Input), *get_args(Signals)]
+    named = [
+        *DOCUMENTS.client_frames,
+        *DOCUMENTS.server_frames,
+        *get_args(Input),
+        *get_args(Signals),
+    ]
     tags = {str(struct.__struct_config__.tag) for struct in named}
     assert {tag for tag in tags if f"`{tag}`" not in page} == set()
 
 
-def check(value: Any, schema: dict[str, Any], whole: dict[str, Any]) -> None:
-    """As much of JSON Schema as these documents use."""
-    if "$ref" in schema:
-        return check(value, resolved(whole, schema["$ref"]), whole)
-    if "anyOf" in schema:
-        faults = []
-        for option in schema["anyOf"]:
-            try:
-                return check(value, option, whole)
-            except AssertionError as fault:
-                faults.append(str(fault))
-        raise AssertionError(faults)
-    if "enum" in schema:
-        assert value in schema["enum"], (value, schema)
-    types: dict[str, Any] = {
-        "string": str,
-        "integer": int,
-        "number": (int, float),
-        "boolean": bool,
-        "null": type(None),
-        "array": list,
-        "object": dict,
-    }
-    if "type" in schema:
-        assert isinstance(value, types[schema["type"]]), (value, schema)
-    if isinstance(value, dict) and "properties" in schema:
-        assert set(schema.get("required", ())) <= set(value), (value, schema)
-        assert set(value) <= set(schema["properties"]), (value, schema)
-        for name, entry in value.items():
-            check(entry, schema["properties"][name], whole)
-    if isinstance(value, list) and isinstance(schema.get("items"), dict):
-        for entry in value:
-            check(entry, schema["items"], whole)
-    return None
-
-
 def test_the_check_of_the_schema_can_fail() -> None:
-    schema = json_schema()
+    schema = DOCUMENTS.json_schema
     frame = frame_of(client.Restoring("think"))
     definition = schema["$defs"]["RestoringFrame"]
     check(frame, definition, schema)

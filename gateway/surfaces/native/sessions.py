@@ -16,7 +16,7 @@ from gateway.access import Access
 from gateway.hosting import OnPosition, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.about import told
-from gateway.surfaces.native.documents import asyncapi, json_schema
+from gateway.surfaces.native.documents import DOCUMENTS
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.native.verbs import as_written, verbs
 from gateway.surfaces.opening import OpenAnswer, wants_events
@@ -121,11 +121,11 @@ class NativeSessions:
 
     async def schema(self, request: Request) -> Response:
         """`GET /v1/sessions/schema`: every frame and body as JSON Schema."""
-        return _json(json_schema())
+        return _json(DOCUMENTS.json_schema)
 
     async def asyncapi(self, request: Request) -> Response:
         """`GET /v1/sessions/asyncapi.json`: the stream as an AsyncAPI document."""
-        return _json(asyncapi())
+        return _json(DOCUMENTS.asyncapi)
 
     async def _open(self, body: OpenBody, tenant: str, on_position: OnPosition) -> tuple[str, str]:
         secret = f"secret_{secrets.token_urlsafe(24)}"

@@ -21,7 +21,7 @@ from protocol.errors import (
     SessionBusy,
     raised,
 )
-from protocol.worlds import StepBody
+from protocol.worlds import ChangeAnswer, StepBody
 from sessions.client import Attached, LetGo, Refused, Role, SessionEnded
 from sessions.lifecycle import State
 from sessions.steps.events import (
@@ -72,7 +72,7 @@ class Stepper:
         self._committed = 0
         self._in_flight: int | None = None
         self._steps: dict[int, asyncio.Future[StepDone]] = {}
-        self._changing: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
+        self._changing: tuple[str, asyncio.Future[ChangeAnswer]] | None = None
         self._gone: AntiphonError | None = None
 
     async def take(self, host: SessionHost, session: str, tenant: str) -> None:
@@ -109,11 +109,11 @@ class Stepper:
             self._send(Step(number, *_said(asked, self.form)))
         return await asyncio.shield(waiting)
 
-    async def change(self, change: Callable[[str], Change]) -> dict[str, Any]:
+    async def change(self, change: Callable[[str], Change]) -> ChangeAnswer:
         """Have the state begin anew, be kept, or go back: what is said of it then. `change` makes
         the verb of our name for it. Raises AntiphonError where it is refused, and SessionBusy."""
         self._check_change()
-        outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[ChangeAnswer] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(_retrieve)
         ref = f"change-{secrets.token_hex(6)}"
         self._changing = ref, outcome
@@ -149,9 +149,9 @@ class Stepper:
                     waiting.set_exception(StepRefused(error, committed))
             case WasReset(committed_step=committed) | WasRewound(committed_step=committed):
                 self._committed, self._in_flight = committed, None
-                self._end_change({"committed_step": committed})
+                self._end_change(ChangeAnswer(committed))
             case CheckpointKept(committed_step=committed, kept=kept):
-                self._end_change({"committed_step": committed, "kept": kept})
+                self._end_change(ChangeAnswer(committed, list(kept)))
             case WasRestored(committed_step=committed):
                 self._committed = committed
             case Refused(error=error, ref=ref):
@@ -167,7 +167,7 @@ class Stepper:
         if step == self._in_flight:
             self._in_flight = None
 
-    def _end_change(self, outcome: dict[str, Any] | AntiphonError) -> None:
+    def _end_change(self, outcome: ChangeAnswer | AntiphonError) -> None:
         changing, self._changing = self._changing, None
         if changing is None or changing[1].done():
             return

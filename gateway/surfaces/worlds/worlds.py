@@ -19,6 +19,7 @@ from gateway.http_errors import error_body, error_response, error_status
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.native.outputs import limits_out
 from gateway.surfaces.opening import OpenAnswer, wants_events
+from gateway.surfaces.worlds.documents import DOCUMENTS
 from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
 from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
@@ -27,6 +28,7 @@ from protocol.native import read_body
 from protocol.native.frames import ForkedFrom
 from protocol.worlds import (
     BatchAnswer,
+    BatchAnswers,
     BatchBody,
     BatchEntry,
     OpenWorldBody,
@@ -63,6 +65,8 @@ class Worlds:
         one = "/v1/worlds/{session}"
         return [
             Route("/v1/worlds", self.open, methods=["POST"]),
+            Route("/v1/worlds/schema", self.schema, methods=["GET"]),
+            Route("/v1/worlds/asyncapi.json", self.asyncapi, methods=["GET"]),
             Route("/v1/worlds/step", self.step_several, methods=["POST"]),
             Route(one, self.get, methods=["GET"]),
             Route(one, self.close, methods=["DELETE"]),
@@ -159,7 +163,7 @@ class Worlds:
         answers = await asyncio.gather(
             *(self._one_of_several(tenant, entry, packed) for entry in body.worlds)
         )
-        return _answer({"worlds": answers}, packed)
+        return _answer(BatchAnswers(answers), packed)
 
     async def reset(self, request: Request) -> Response:
         """`POST /v1/worlds/{id}/reset`: begin anew."""
@@ -177,6 +181,14 @@ class Worlds:
         session, tenant = self._named(request)
         body = read_body(await request.body(), RewindBody)
         return await self._change(session, tenant, lambda ref: Rewind(body.step, ref))
+
+    async def schema(self, request: Request) -> Response:
+        """`GET /v1/worlds/schema`: every frame and body as JSON Schema."""
+        return _json(DOCUMENTS.json_schema)
+
+    async def asyncapi(self, request: Request) -> Response:
+        """`GET /v1/worlds/asyncapi.json`: the stream as an AsyncAPI document."""
+        return _json(DOCUMENTS.asyncapi)
 
     async def _change(self, session: str, tenant: str, change: Callable[[str], Change]) -> Response:
         stepper = await self._steppers.of(session, tenant, self._form(session, tenant))
