@@ -109,6 +109,24 @@ async def test_after_a_broken_connection_the_same_world_goes_on_as_it_was_played
         assert picture.step > before.step
 
 
+async def test_a_world_begins_as_another_is_which_goes_on() -> None:
+    async with relayed() as (gateway, _), await World.open(gateway, format="raw") as world:
+        await world.play()
+        await world.next_picture()
+        await world.pause()
+        kept = (await world.checkpoint())[-1]
+        async with await World.open(gateway, fork=world.id, format="raw") as fork:
+            assert fork.committed_step == kept
+            assert fork.id != world.id
+            for one in (fork, world):
+                await one.play()
+                picture = await one.next_picture()
+                while picture.step <= kept:
+                    picture = await one.next_picture()
+    with pytest.raises(SessionEnded):
+        await fork.play()
+
+
 async def test_another_process_goes_on_in_the_world() -> None:
     async with relayed() as (gateway, _):
         world = await World.open(gateway, format="raw")

@@ -121,15 +121,19 @@ class World(ClosedOnLeaving):
         *,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, float] | None = None,
+        fork: str | None = None,
         format: str = "jpeg",
         quality: int = 80,
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> Self:
-        """A new world of the pipeline `model`, or of the first one; paused. Waits where there is
-        a queue. Raises Refused, NoRoom, NotReachable and other AntiphonErrors."""
+        """A new world of the pipeline `model`, or of the first one; paused. With `fork` it begins
+        as the one of that id is now, which goes on undisturbed. Waits where there is a queue.
+        Raises Refused, NoRoom, NotReachable and other AntiphonErrors."""
         body: dict[str, Any] = {"settings": dict(settings or {}), "limits": dict(limits or {})}
         if model is not None:
             body["model"] = model
+        if fork is not None:
+            body["fork"] = {"session": fork}
         opened = await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s)
         token = Token(opened["id"], opened["secret"])
         return await cls.resume(gateway, token, format=format, quality=quality)
