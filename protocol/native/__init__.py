@@ -49,20 +49,11 @@ from protocol.native.steps import (
     Rewind,
     StepInput,
 )
-from protocol.native.wires import (
-    MAX_FRAME_BYTES,
-    MAX_FREE_BYTES,
-    MAX_VALUES,
-    WIRES,
-    Unreadable,
-    Wire,
-    read_body,
-)
+from protocol.native.wires import MAX_FRAME_BYTES, MAX_FREE_BYTES, WIRES, read_body
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_FREE_BYTES",
-    "MAX_VALUES",
     "WIRES",
     "Attach",
     "AudioInput",
@@ -102,9 +93,7 @@ __all__ = [
     "SignalBody",
     "StepInput",
     "Truncate",
-    "Unreadable",
     "Update",
     "UpdateBody",
-    "Wire",
     "read_body",
 ]

@@ -52,7 +52,7 @@ from protocol.worlds.frames import (
     WasRestored,
     WasRewound,
 )
-from protocol.worlds.wires import MAX_CONTROL_BYTES, WIRES, Wire
+from protocol.worlds.wires import MAX_CONTROL_BYTES, WIRES, read_body
 
 __all__ = [
     "MAX_CONTROL_BYTES",
@@ -101,6 +101,6 @@ __all__ = [
     "WasReset",
     "WasRestored",
     "WasRewound",
-    "Wire",
     "WorldBody",
+    "read_body",
 ]

@@ -16,9 +16,10 @@ from gateway.surfaces.native.documents import DOCUMENTS
 from gateway.surfaces.native.outputs import FRAMES, OutputWriter
 from gateway.surfaces.native.verbs import VERBS
 from protocol.errors import ErrorInfo, ErrorKind, InvalidRequest
-from protocol.native import WIRES, Wire
+from protocol.native import WIRES
 from protocol.native.frames import Input, Signals
 from protocol.payloads import Payload, PayloadType
+from protocol.wires import Wire
 from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
@@ -75,11 +76,11 @@ EXAMPLES = [*OTHERS, *voice_turn(), *text_turn(), *cancelled_turn()]
 ServerFrame = Union[tuple(DOCUMENTS.server_frames)]  # type: ignore[valid-type]  # noqa: UP007
 
 
-def writer(wire: Wire) -> OutputWriter:
+def writer(wire: Wire[Any]) -> OutputWriter:
     return OutputWriter(wire, Cursors("s"))
 
 
-def frame_of(output: Any, wire: Wire = WIRES[0]) -> dict[str, Any]:
+def frame_of(output: Any, wire: Wire[Any] = WIRES[0]) -> dict[str, Any]:
     written = writer(wire).write(9, output)
     decoded: dict[str, Any] = (
         msgspec.msgpack.decode(written)

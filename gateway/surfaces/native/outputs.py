@@ -15,7 +15,8 @@ import msgspec
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.verbs import as_written
 from protocol.errors import ErrorInfo
-from protocol.native import SessionLimits, Wire
+from protocol.native import ClientFrame, SessionLimits
+from protocol.wires import Wire
 from sessions import client
 from sessions.duplex import events as duplex
 from sessions.duplex.settings import DuplexSettings
@@ -110,7 +111,7 @@ _CARRIED = {
 class OutputWriter:
     """The frames of one connection, in its encoding."""
 
-    def __init__(self, wire: Wire, cursors: Cursors) -> None:
+    def __init__(self, wire: Wire[ClientFrame], cursors: Cursors) -> None:
         self._wire = wire
         self._cursors = cursors
         self._through = 0

@@ -25,6 +25,7 @@ from gateway.surfaces.native.verbs import verbs
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.reading_on import ReadingOn
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest
+from protocol.free_form import Unreadable
 from protocol.native import (
     WIRES,
     Attach,
@@ -34,10 +35,9 @@ from protocol.native import (
     Failed,
     Have,
     Signal,
-    Unreadable,
     Update,
-    Wire,
 )
+from protocol.wires import Wire
 from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded, Verb
 from sessions.pipeline import Kind
 from sessions.steps import events as steps
@@ -95,7 +95,7 @@ class _Connection:
         host: SessionHost,
         metrics: GatewayMetrics,
         upgrade: Upgrade,
-        wire: Wire,
+        wire: Wire[ClientFrame],
         summary: SessionSummary,
         receive: Receive,
         send: Send,

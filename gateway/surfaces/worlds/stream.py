@@ -29,8 +29,9 @@ from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing
 from gateway.surfaces.worlds.slots import Slots
 from protocol import worlds as wire_of
 from protocol.errors import AntiphonError, InvalidRequest, SessionBusy
-from protocol.native import Unreadable
-from protocol.worlds import WIRES, ClientFrame, Wire
+from protocol.free_form import Unreadable
+from protocol.wires import Wire
+from protocol.worlds import WIRES, ClientFrame
 from sessions import client
 from sessions.client import Role
 from sessions.steps import events as steps
@@ -95,7 +96,7 @@ class _Connection:
         host: SessionHost,
         metrics: GatewayMetrics,
         studio: Studio,
-        wire: Wire,
+        wire: Wire[ClientFrame],
         summary: SessionSummary,
         receive: Receive,
         outlet: Outlet,
@@ -225,10 +226,10 @@ class _Connection:
             engine_ms=self._engine_ms(shot.done),
             step_ms=None if done.took_ms is None else _rounded(done.took_ms),
             control_ms=None if control_ms is None else _rounded(control_ms),
-            data=picture.data if self._wire.joined else None,
+            data=picture.data if self._wire.binary else None,
         )
         self._tell(frame)
-        if not self._wire.joined:
+        if not self._wire.binary:
             self._egress.put(picture.data)
         self._metrics.picture_sent(
             self._summary.pipeline, None if control_ms is None else control_ms / 1000

@@ -24,7 +24,6 @@ from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
 from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
 from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest, NotFound
-from protocol.native import read_body
 from protocol.native.frames import ForkedFrom
 from protocol.worlds import (
     BatchAnswer,
@@ -38,6 +37,7 @@ from protocol.worlds import (
     StepBody,
     StepFrame,
     WorldBody,
+    read_body,
 )
 from sessions.lifecycle import State
 from sessions.pipeline import Kind

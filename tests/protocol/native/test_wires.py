@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.free_form import MAX_VALUES, Unreadable
 from protocol.native import (
     MAX_FRAME_BYTES,
     MAX_FREE_BYTES,
-    MAX_VALUES,
     WIRES,
     Attach,
     AudioInput,
@@ -27,22 +27,21 @@ from protocol.native import (
     Respond,
     SettingsInput,
     Signal,
-    Unreadable,
     Update,
-    Wire,
     read_body,
 )
+from protocol.wires import Wire
 
 JSON, MSGPACK = WIRES
 
 
-def refused(wire: Wire, frame: str | bytes) -> Unreadable:
+def refused(wire: Wire[Any], frame: str | bytes) -> Unreadable:
     with pytest.raises(Unreadable) as caught:
         wire.read(frame)
     return caught.value
 
 
-def encoded(wire: Wire, frame: Any) -> str | bytes:
+def encoded(wire: Wire[Any], frame: Any) -> str | bytes:
     return msgspec.msgpack.encode(frame) if wire is MSGPACK else msgspec.json.encode(frame)
 
 
@@ -55,7 +54,7 @@ def test_audio_is_base64_in_json_and_bytes_in_msgpack() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_frames_are_read_as_they_are_meant(wire: Wire) -> None:
+def test_frames_are_read_as_they_are_meant(wire: Wire[Any]) -> None:
     item = {"role": "user", "parts": [{"kind": "input_text", "text": "Hello."}]}
     frames: list[tuple[dict[str, Any], Any]] = [
         ({"type": "attach", "role": "observer"}, Attach("observer")),
@@ -118,7 +117,7 @@ def test_a_refusal_names_the_path(frame: Any, path: str | None, code: str) -> No
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_refusal_has_the_names_that_the_client_gave(wire: Wire) -> None:
+def test_a_refusal_has_the_names_that_the_client_gave(wire: Wire[Any]) -> None:
     error = refused(wire, encoded(wire, {"type": "update", "id": "c1", "input": 3}))
     assert (error.id, error.ref) == ("c1", None)
     error = refused(wire, encoded(wire, {"type": "update", "ref": "r", "more": 3}))
@@ -156,7 +155,7 @@ def test_settings_and_parameters_hold_values_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_is_free_in_form_is_refused_unread_when_it_is_long(wire: Wire) -> None:
+def test_what_is_free_in_form_is_refused_unread_when_it_is_long(wire: Wire[Any]) -> None:
     long = {"x": "x" * MAX_FREE_BYTES}
     for frame, place in (
         ({"type": "update", "input": {"type": "settings", "settings": long}}, "input.settings"),
