@@ -4,14 +4,19 @@ Nearly all that clients send are unfragmented data frames, and all that they are
 frame is taken from what the socket gives and unmasked, once, without a parser's buffer in
 between; an answer is a head and its bytes. Everything else (the handshake, fragments, control
 frames, what breaks the rules) is uvicorn's and websockets' as ever.
+
+One client's frames never hold up the others for long: after so many of them it is somebody else's
+turn, and as long as it has more it is not read from.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 from websockets.protocol import CONNECTING, OPEN
 from websockets.streams import StreamReader
 
@@ -27,10 +32,14 @@ else:
 _TEXT, _BINARY = 0x81, 0x82
 _WHOLE = (_TEXT, _BINARY)
 _MASKED = 0x80
+_REQUEST_END = b"\r\n\r\n"
 _MASK_BYTES = 4
 _SHORT = 126
 _pack_medium = struct.Struct(">BBH").pack
 _pack_long = struct.Struct(">BBQ").pack
+_FRAMES_A_TURN = 64
+MAX_FRAGMENTS = 16 * 1024
+"""Of one message, whose bytes are bounded anyway: with 15 MiB, such as have 1 KB each."""
 _JOINED_BYTES = 16 * 1024
 """Frames up to this size are joined with their heads: copying costs less than two writes."""
 
@@ -42,9 +51,13 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **options)
         self._receiving = False
         """Whether the application waits for a message."""
-        self._long_way = False
-        """Whether it is not known where a frame begins: the client spoke before it was let in."""
         self._greeted = False
+        """Whether the request has come."""
+        self._rest = b""
+        """What has come, and waits for the next turn, or for the client to be let in."""
+        self._turn: asyncio.Handle | None = None
+        self._pong = b""
+        """The answer to the last ping, while the client does not read what it is sent."""
         self._head = b""
         """The head of a frame that has not come whole."""
         self._passed_on = 0
@@ -56,16 +69,22 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """The socket gives some bytes."""
-        if self.conn.state is CONNECTING:
-            # Who keeps the rules says nothing behind its request until that is answered.
-            self._long_way = self._greeted or not data.endswith(b"\r\n\r\n")
+        if not self._greeted:
+            # The request comes whole, and nothing behind it from who keeps the rules.
             self._greeted = True
-        if self._long_way or self.conn.state is CONNECTING:
-            super().data_received(data)
-            return
+            request, end, data = data.partition(_REQUEST_END)
+            super().data_received(request + end)
+        if self._rest or self.conn.state is CONNECTING:
+            self._rest += data
+            self._read_later()
+        else:
+            self._take_in(data)
+
+    def _take_in(self, data: bytes) -> None:
+        """Read frames, as many as there may be in a turn."""
         if self._head:
             data, self._head = self._head + data, b""
-        at, size = 0, len(data)
+        at, size, left = 0, len(data), _FRAMES_A_TURN
         while at < size:
             if self._missing:
                 at = self._take(data, at, min(at + self._missing, size))
@@ -74,8 +93,54 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
                 self._passed_on -= end - at
                 super().data_received(data[at:end])
                 at = end
-            else:
+            elif left:
                 at = self._begin(data, at, size)
+                left -= 1
+            else:
+                self._rest = data[at:]
+                self._read_later()
+                return
+
+    def _read_later(self) -> None:
+        """What is left is read in another turn: when the client has been let in, and what it
+        said before has been heard."""
+        if not self._rest:
+            return
+        if not self.read_paused:
+            self.transport.pause_reading()
+        if not self.read_paused and self._turn is None and self.conn.state is not CONNECTING:
+            self._turn = self.loop.call_soon(self._read_rest)
+
+    def _read_rest(self) -> None:
+        self._turn = None
+        rest, self._rest = self._rest, b""
+        if self.transport.is_closing():
+            return
+        self._take_in(rest)
+        if not self._rest and not self.read_paused:
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Another fragment of a message."""
+        super().handle_cont(event)
+        if len(self.frames) > MAX_FRAGMENTS:
+            reason = f"a message has at most {MAX_FRAGMENTS} fragments"
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, reason)
+            self.handle_parser_exception()
+
+    def handle_ping(self) -> None:
+        """Who does not read is owed the answer to its last ping only (RFC 6455, 5.5.3)."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self._pong = b"".join(self.conn.data_to_send())
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self._pong and not self.transport.is_closing():
+            self.transport.write(self._pong)
+        self._pong = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone: nothing of what it said is held any more.
@@ -84,12 +149,14 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         would find it, but as it counts objects and not bytes, after gigabytes.
         """
         super().connection_lost(exc)
+        if self._turn is not None:
+            self._turn.cancel()
         self.conn.parser.close()
         self.conn.parser_exc = None
         self.conn.reader = StreamReader()
         self.frames = []
         self._pieces = []
-        self._head = b""
+        self._head = self._rest = b""
 
     def _begin(self, data: bytes, at: int, size: int) -> int:
         """Look at the head of a frame; where its payload begins, or all of it, if it goes the
@@ -147,9 +214,16 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         """The next message for the application."""
         self._receiving = self.queue.empty()
         try:
-            return await super().receive()
+            message = await self.queue.get()
         finally:
             self._receiving = False
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            if self._rest:
+                self._read_later()
+            else:
+                self.transport.resume_reading()
+        return message
 
     async def send(self, message: Any) -> None:
         """What the application sends."""
@@ -162,6 +236,8 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
             or not self.writable.is_set()
         ):
             await super().send(message)
+            if message["type"] == "websocket.accept":
+                self._read_later()
             return
         data, kind = message.get("bytes"), _BINARY
         if data is None:

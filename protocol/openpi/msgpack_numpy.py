@@ -248,6 +248,9 @@ def _scalar(members: dict[str | bytes, Any]) -> Any:
         item = bytes(item)
     if not isinstance(item, bool | int | float | str | bytes):
         raise _unreadable("a scalar without data")
+    # Of a number numpy makes so many bytes or letters.
+    if dtype.kind in "SU" and not isinstance(item, str if dtype.kind == "U" else bytes):
+        raise _unreadable(f"{item!r:.64} is no {dtype}")
     try:
         return dtype.type(item)
     except (TypeError, ValueError, OverflowError) as error:
@@ -279,6 +282,11 @@ def _check_kind(dtype: np.dtype[Any]) -> None:
             "and complex numbers are not carried",
             code="unsupported_dtype",
         )
+    if not dtype.itemsize:
+        # No bytes hold any number of them.
+        raise InvalidRequest(
+            f"arrays of dtype {dtype} hold nothing, however many", code="unsupported_dtype"
+        )
 
 
 def _unreadable(reason: str) -> InvalidRequest:
@@ -301,7 +309,10 @@ def _plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, np.generic):
         _check_kind(value.dtype)
-        return {_SCALAR: True, _DATA: value.item(), _DTYPE: value.dtype.str}
+        item = value.item()
+        if isinstance(item, np.generic):
+            raise TypeError(f"a {value.dtype} scalar has no number of Python's")
+        return {_SCALAR: True, _DATA: item, _DTYPE: value.dtype.str}
     raise TypeError(f"a {type(value).__name__} has no place in a message")
 
 

@@ -116,15 +116,22 @@ def _safe(array: Payload, value: SafeValue | None, rows: int, played: int) -> Pa
 
 
 def _configured(array: Payload, value: SafeValue) -> bytes:
+    """The configured numbers in the form of the policy's. Raises EngineFailed where they have
+    none in it: no motor is told another number than the one that was chosen."""
+    wanted = np.asarray(value, np.float64)
     try:
-        values = np.asarray(value, np.dtype(array.dtype))
-        if values.shape != array.shape[-values.ndim :]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = wanted.astype(np.dtype(array.dtype))
+        if wanted.shape != array.shape[-wanted.ndim :]:
             raise ValueError("of another shape")
+        exact = values.dtype.kind in "biu"
+        if not (values == wanted if exact else np.isfinite(values)).all():
+            raise ValueError("no number of this dtype")
         return np.broadcast_to(values, array.shape).tobytes()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError) as error:
         raise EngineFailed(
-            f"the safe action of {_key(array)!r} has the shape {np.shape(value)}, and the "
-            f"policy's answer {array.shape} of {array.dtype}",
+            f"the safe action of {_key(array)!r} has the shape {wanted.shape}, and the "
+            f"policy's answer {array.shape} of {array.dtype}: {error}",
             code="safe_action_mismatch",
         ) from None
 

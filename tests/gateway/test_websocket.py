@@ -14,6 +14,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
+from gateway import websocket
 from gateway.server import server_config
 from gateway.websocket import GatewayWebSocket
 
@@ -31,7 +32,13 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.closed = False
-        self.reading = True
+        self.reads = asyncio.Event()
+        """Set while it reads, and once it is closed."""
+        self.reads.set()
+
+    @property
+    def reading(self) -> bool:
+        return self.reads.is_set()
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -41,15 +48,16 @@ class Transport(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+        self.reads.set()
 
     def is_closing(self) -> bool:
         return self.closed
 
     def pause_reading(self) -> None:
-        self.reading = False
+        self.reads.clear()
 
     def resume_reading(self) -> None:
-        self.reading = True
+        self.reads.set()
 
 
 class Conversation:
@@ -95,6 +103,7 @@ class Conversation:
                 return
             self.protocol.data_received(piece)
             await settled()
+            await self.transport.reads.wait()
 
     async def end(self) -> None:
         """The client has gone."""
@@ -138,6 +147,18 @@ sent = st.one_of(
 @settings(deadline=None, max_examples=150)
 @given(st.lists(sent, max_size=8), st.data())
 async def test_it_hears_what_uvicorns_does(said: list[bytes], draw: st.DataObject) -> None:
+    await compared(said, draw)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(sent, max_size=8), st.data())
+async def test_it_hears_the_same_in_several_turns(said: list[bytes], draw: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(websocket, "_FRAMES_A_TURN", 1)
+        await compared(said, draw)
+
+
+async def compared(said: list[bytes], draw: st.DataObject) -> None:
     stream = b"".join(said)
     cuts = draw.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if a < b]
@@ -152,6 +173,65 @@ async def test_it_hears_what_uvicorns_does(said: list[bytes], draw: st.DataObjec
             (conversation.heard, conversation.transport.written, conversation.transport.closed)
         )
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Opcode.PING, b""),
+        Frame(Opcode.PONG, b""),
+        Frame(Opcode.CONT, b"", fin=False),
+        Frame(Opcode.BINARY, b"x"),
+    ],
+)
+async def test_many_frames_at_once_are_read_in_turns(frame: Frame) -> None:
+    conversation = Conversation(GatewayWebSocket)
+    await conversation.begin()
+    turns = 0
+
+    def another() -> None:
+        nonlocal turns
+        turns += not conversation.transport.reading
+        if not conversation.transport.reading:
+            asyncio.get_running_loop().call_soon(another)
+
+    first = masked(Frame(Opcode.TEXT, b"a", fin=False)) if frame.opcode is Opcode.CONT else b""
+    conversation.protocol.data_received(first + masked(frame) * 10_000)
+    assert len(conversation.protocol.frames) <= 64
+    assert conversation.protocol.queue.qsize() <= 64
+    another()
+    await conversation.transport.reads.wait()
+    assert turns >= 10_000 // 64
+    last = Frame(Opcode.CONT if first else Opcode.TEXT, b"z")
+    await conversation.hear([masked(last)])
+    await conversation.end()
+    messages = [message["text"] for message in conversation.heard if message.get("text")]
+    assert messages == ["az" if first else "z"]
+    assert sum("bytes" in message for message in conversation.heard) == (
+        10_000 if frame.opcode is Opcode.BINARY else 0
+    )
+
+
+async def test_a_message_has_a_bounded_number_of_fragments() -> None:
+    conversation = Conversation(GatewayWebSocket)
+    await conversation.begin()
+    await conversation.hear([masked(Frame(Opcode.BINARY, b"", fin=False))])
+    empty = masked(Frame(Opcode.CONT, b"", fin=False))
+    await conversation.hear([empty * 1_000] * (websocket.MAX_FRAGMENTS // 1_000 + 1))
+    assert conversation.transport.closed
+    await conversation.end()
+    assert [message.get("code") for message in conversation.heard] == [1009]
+
+
+async def test_who_does_not_read_is_owed_one_pong() -> None:
+    conversation = Conversation(GatewayWebSocket)
+    await conversation.begin()
+    conversation.protocol.pause_writing()
+    await conversation.hear([masked(Frame(Opcode.PING, bytes((n,)))) for n in range(100)])
+    assert not conversation.transport.written
+    conversation.protocol.resume_writing()
+    assert conversation.transport.written == Frame(Opcode.PONG, b"\x63").serialize(mask=False)
+    await conversation.end()
 
 
 @pytest.mark.parametrize("behind", [0, 2, 9])

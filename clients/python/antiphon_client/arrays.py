@@ -146,7 +146,10 @@ def _coded(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, np.generic):
         _check(value.dtype)
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+        item = value.item()
+        if isinstance(item, np.generic):
+            raise TypeError(f"a {value.dtype} scalar has no number of Python's")
+        return {b"__npgeneric__": True, b"data": item, b"dtype": value.dtype.str}
     raise TypeError(f"a {type(value).__name__} has no place in an observation")
 
 
@@ -168,6 +171,8 @@ def _plain(value: Any, depth: int) -> Any:
     if b"__npgeneric__" in value:
         dtype = np.dtype(value[b"dtype"])
         _check(dtype)
+        if dtype.kind in "SU":
+            raise TypeError(f"a {dtype} scalar travels as it is")
         return dtype.type(value[b"data"])
     return {key: _plain(entry, depth + 1) for key, entry in value.items()}
 

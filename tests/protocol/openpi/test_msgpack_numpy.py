@@ -95,6 +95,18 @@ def test_dtypes_that_the_wire_does_not_have_are_refused_both_ways(value: Any) ->
         unpack(pack({"a": member}))
 
 
+@pytest.mark.parametrize("dtype", ["|S0", "<U0"])
+def test_as_many_as_one_likes_of_nothing_are_refused(dtype: str) -> None:
+    with pytest.raises(InvalidRequest, match="nothing") as refused:
+        unpack(pack(array(data=b"", dtype=dtype, shape=[2**40])))
+    assert refused.value.code == "unsupported_dtype"
+
+
+def test_a_scalar_that_python_has_no_number_for_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="scalar"):
+        pack({"a": np.longdouble(1)})
+
+
 def array(**changed: Any) -> dict[bytes, Any]:
     """An array of two bytes, with members changed."""
     members = {"__ndarray__": True, "data": b"\1\2", "dtype": "|u1", "shape": [2], **changed}
@@ -139,6 +151,10 @@ def array(**changed: Any) -> dict[bytes, Any]:
         pack({b"__npgeneric__": True, b"data": "no number", b"dtype": "<i4"}),
         pack({b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}),
         pack({b"__npgeneric__": True, b"dtype": "|u1"}),
+        # A number of bytes or letters to be made.
+        pack({b"__npgeneric__": True, b"data": 2**40, b"dtype": "|S1"}),
+        pack({b"__npgeneric__": True, b"data": True, b"dtype": "<U1"}),
+        pack({b"__npgeneric__": True, b"data": "text", b"dtype": "|S4"}),
         pack({b"__ndarray__": True}),
     ],
 )

@@ -36,8 +36,8 @@ CHUNK = np.arange(6, dtype="<f4").reshape(3, 2)
 """Three actions of two dimensions."""
 
 
-def actions(values: Any = CHUNK, key: str = "actions") -> Payload:
-    piece = array_payload(PayloadType.ACTIONS, np.asarray(values, "<f4"), key=key, infer_ms=3.0)
+def actions(values: Any = CHUNK, key: str = "actions", dtype: str = "<f4") -> Payload:
+    piece = array_payload(PayloadType.ACTIONS, np.asarray(values, dtype), key=key, infer_ms=3.0)
     return Payload(piece.type, bytes(piece.data), piece.dtype, piece.shape, piece.attributes)
 
 
@@ -271,12 +271,40 @@ def test_each_array_of_an_answer_has_its_own() -> None:
     assert found == {"actions": [[4.0, 5.0]] * 3, "gripper": [3.0] * 3, "state": [[9.0]]}
 
 
-def test_a_safe_action_that_does_not_fit_is_told_with_the_first_answer() -> None:
-    harness = robot(safe_action=(1.0, 2.0, 3.0))
+@pytest.mark.parametrize(
+    ("dtype", "safe_action"),
+    [
+        ("<f4", (1.0, 2.0, 3.0)),
+        # No motor is told another number than the one that was chosen.
+        ("<f2", (1e6, 0.0)),
+        ("<f4", (1e300, 0.0)),
+        ("|u1", (300.0, 0.0)),
+        ("|u1", (-1.0, 0.0)),
+        ("<i4", (0.5, 0.0)),
+        ("<i8", (1e300, 0.0)),
+        ("|b1", (2.0, 0.0)),
+    ],
+)
+def test_a_safe_action_that_does_not_fit_is_told_with_the_first_answer(
+    dtype: str, safe_action: tuple[float, ...]
+) -> None:
+    harness = robot(safe_action=safe_action)
     harness.step(1)
-    harness.produce(payload=actions())
+    harness.produce(payload=actions(np.ones((3, 2)), dtype=dtype))
     harness.end(1)
     assert said(harness.take()) == [("failed", 1, 1, "safe_action_mismatch")]
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", "|u1", "<i8", "|b1"])
+def test_a_safe_action_has_the_dtype_of_the_policy(dtype: str) -> None:
+    chunk = actions(np.ones((3, 2)), dtype=dtype)
+    harness = driving(chunk, safe_action=(1.0, 0.0))
+    observe(harness, since_ms=harness.now_ms - 100)
+    (answer,) = harness.take()
+    assert isinstance(answer, SafeAction)
+    (given,) = answer.outputs["actions"]
+    assert given.dtype == chunk.dtype
+    assert array_of(given).tolist() == [[1, 0]] * 3
 
 
 def test_a_policy_that_raises_is_covered_and_what_the_client_did_wrong_is_not() -> None:
