@@ -42,6 +42,8 @@ class Cover:
         self._emit = emit
         self._measured = measured
         self._stops = {StoppedBy(hold) for hold in pipeline.control.stopped}
+        self._stopped_ms = 0.0
+        """When the client said its last stop."""
         self._worker_lost = False
         """Whether the state's stage has lost its worker, and has no other yet."""
         self._lost_ms: float | None = None
@@ -132,17 +134,28 @@ class Cover:
 
     # Emergency stop
 
-    def stop(self, by: StoppedBy) -> None:
+    def stop(self, by: StoppedBy, now_ms: float) -> None:
         """Nothing fresh is given from here on."""
+        if by is StoppedBy.CLIENT:
+            self._stopped_ms = now_ms
         if not self._stops:
             self._emit(EmergencyStopped(by.told))
         self._stops.add(by)
 
-    def release(self, by: StoppedBy) -> None:
+    def outdated(self, said_ms: float | None) -> bool:
+        """Whether what was said then came before the client's stop, which therefore holds."""
+        return (
+            said_ms is not None and StoppedBy.CLIENT in self._stops and said_ms <= self._stopped_ms
+        )
+
+    def release(self, by: StoppedBy, said_ms: float | None) -> None:
         """Let go of one hold, and of the client's with the operator's of this session.
 
-        Raises InvalidRequest for a client's while an operator's stop holds.
+        Raises InvalidRequest for a client's while an operator's stop holds, and for what was said
+        before the stop.
         """
+        if self.outdated(said_ms):
+            raise stopped("an emergency stop was sent after it")
         if by is StoppedBy.CLIENT and self._stops - {StoppedBy.CLIENT}:
             raise stopped("an operator has stopped the session")
         released = {by}

@@ -50,12 +50,14 @@ class Reset:
     """Begin anew at step 0, with what `parameters` say. A step in flight is cancelled.
 
     `since_ms` is when it came (monotonic), where it is to have an answer in time as a step has;
-    None: it is told what came of it, whenever that is.
+    None: it is told what came of it, whenever that is. `said_ms` is the earliest that it may have
+    been said, where it has waited since: it does not release a client's stop that came later.
     """
 
     parameters: dict[str, Any] = field(default_factory=dict)
     ref: str | None = None
     since_ms: float | None = None
+    said_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,11 @@ class EmergencyStop:
 @dataclass(frozen=True)
 class ReleaseStop:
     """Let go of one hold: the loop goes on if there is no other. A client may where no operator
-    holds it."""
+    holds it. `said_ms` is as of a reset: refused where the stop came later."""
 
     by: StoppedBy = StoppedBy.CLIENT
     ref: str | None = None
+    said_ms: float | None = None
 
 
 StepVerb = (

@@ -180,8 +180,8 @@ class StepMachine:
                 self._change(verb)
             case EmergencyStop(by=by):
                 self._emergency_stop(by)
-            case ReleaseStop(by=by):
-                self._cover.release(by)
+            case ReleaseStop(by=by, said_ms=said_ms):
+                self._cover.release(by, said_ms)
             case _:
                 assert_never(verb)
         self._settle()
@@ -332,7 +332,7 @@ class StepMachine:
             self._answer_waiting(self._cover.why_late(), deadline_missed())
 
     def _emergency_stop(self, by: StoppedBy) -> None:
-        self._cover.stop(by)
+        self._cover.stop(by, self._now_ms)
         self._answer_flight(Reason.STOPPED, stopped())
         if self._flight is not None:
             self._stop(self._flight)
@@ -360,6 +360,7 @@ class StepMachine:
     def _reset(self, verb: Reset) -> None:
         check_parameters(verb.parameters, "reset.parameters")
         self._changes.begin(verb)
+        self._changes.releases = not self._cover.outdated(verb.said_ms)
         self._refuse_waiting(cancelled("a reset came first"))
         if self._flight is not None:
             self._stop(self._flight)

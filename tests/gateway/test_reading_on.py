@@ -45,7 +45,7 @@ class Socket:
         return message
 
 
-def text(message: Message) -> str | None:
+def text(message: Message, said_ms: float) -> str | None:
     """What the tests' clients mean; "!" cannot wait."""
     said: str = message["text"]
     return None if said == "!" else said
@@ -92,7 +92,7 @@ async def test_it_reads_on_within_bounds(said: str, kept: int) -> None:
     full, more = asyncio.Event(), asyncio.Event()
     read = 0
 
-    def note(message: Message) -> str:
+    def note(message: Message, said_ms: float) -> str:
         nonlocal read
         read += 1
         if read >= kept:
@@ -113,6 +113,40 @@ async def test_it_reads_on_within_bounds(said: str, kept: int) -> None:
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
     assert read == kept + 1
+
+
+async def test_what_was_not_read_counts_as_said_since_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 0.0
+    monkeypatch.setattr(reading_on, "_now_ms", lambda: now_ms)
+    monkeypatch.setattr(reading_on, "PAUSE_S", 0.0)
+    socket, room, full = Socket(), asyncio.Event(), asyncio.Event()
+    read: list[float] = []
+
+    def note(message: Message, said_ms: float) -> float:
+        read.append(said_ms)
+        if len(read) == READ_ON_MESSAGES:
+            full.set()
+        return said_ms
+
+    reading: ReadingOn[float] = ReadingOn(socket.receive, note)
+    socket.says(*["x"] * (READ_ON_MESSAGES + 2))
+    waiting = asyncio.create_task(reading.wait_for(room.wait()))
+    await full.wait()
+    await asyncio.sleep(0)
+    now_ms = 500.0
+    room.set()
+    assert await waiting
+    # However late the last two were read, and what comes without a pause.
+    assert [await reading.next() for _ in range(READ_ON_MESSAGES + 2)] == [0.0] * len(read)
+    socket.says("x")
+    assert await reading.next() == 0.0
+    # It pauses.
+    asking = asyncio.create_task(reading.next())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    now_ms = 600.0
+    socket.says("x", "x")
+    assert [await asking, await reading.next()] == [now_ms, now_ms]
 
 
 async def test_of_a_client_that_left_what_it_said_waits_no_longer_than_that() -> None:
@@ -212,21 +246,16 @@ async def test_what_was_said_before_a_stop_does_not_release_it(
         await client.say("close")
         attachment.roomy.set()
         await attachment.gone.wait()
-        refused = await client.until("refused")
-        assert (refused["ref"], refused["error"]["code"]) == (kind, "emergency_stopped")
-        refs = [verb.ref for verb in attachment.verbs]
-        assert refs == [None, *("a" for _ in before), "after"]
-
-
-async def test_nor_does_it_where_somebody_else_has_stopped_the_robot(serve: Serve) -> None:
-    gateway = await serve()
-    async with without_room(gateway, signal("release")) as (client, attachment):
-        attachment.put_out(steps.EmergencyStopped(steps.StoppedBy.CLIENT))
-        await client.until("emergency_stopped")
-        attachment.roomy.set()
-        refused = await client.until("refused")
-        assert refused["error"]["code"] == "emergency_stopped"
-        assert attachment.verbs == []
+        stop, *others = attachment.verbs
+        assert stop == steps.EmergencyStop()
+        assert [verb.ref for verb in others] == [*("a" for _ in before), kind, "after"]
+        # The session knows when it was stopped, and by this which were said before.
+        first, second = others[-2:]
+        assert isinstance(first, steps.ReleaseStop | steps.Reset)
+        assert isinstance(second, steps.ReleaseStop | steps.Reset)
+        assert first.said_ms is not None
+        assert second.said_ms is not None
+        assert first.said_ms < second.said_ms
 
 
 async def test_what_is_no_robot_has_no_stop_and_hears_so_in_its_turn(serve: Serve) -> None:

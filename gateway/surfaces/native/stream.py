@@ -8,7 +8,7 @@ and its session waits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -41,7 +41,6 @@ from protocol.wires import Wire
 from sessions.client import Answered, Attached, LetGo, Refused, Role, SessionEnded, Verb
 from sessions.pipeline import Kind
 from sessions.steps import events as steps
-from sessions.steps.refusals import stopped
 
 log = structlog.get_logger(__name__)
 
@@ -71,10 +70,10 @@ def _any_kind(summary: SessionSummary) -> None:
 
 @dataclass(frozen=True)
 class _Said:
-    """A frame of the client, and how many stops there had been then."""
+    """A frame of the client, and the earliest that it may have been said."""
 
     frame: ClientFrame
-    stops: int
+    said_ms: float
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,6 @@ class _Connection:
         self._kept_through = 0
         """What the session had put out when this client came: it is told again, if at all."""
         self._over = False
-        self._stops = 0
-        """Grows with every emergency stop: what was said before one does not release it."""
 
     def on_output(self, sequence: int, output: Any) -> None:
         """Queue what the session puts out."""
@@ -136,8 +133,6 @@ class _Connection:
         match output:
             case Refused(error=error) | Answered(error=ErrorInfo() as error):
                 self._metrics.error_told(error.code)
-            case steps.EmergencyStopped():
-                self._stops += 1
             case LetGo(reason=reason):
                 self._over = True
                 self._outlet.finish(*LET_GO.get(reason, (CLOSE_POLICY, reason)))
@@ -191,7 +186,7 @@ class _Connection:
 
     async def _read(self, attachment: Attachment) -> None:
         reading: ReadingOn[_Said | _Unread] = ReadingOn(
-            self._receive, lambda message: self._heard(message, attachment)
+            self._receive, lambda message, said_ms: self._heard(message, said_ms, attachment)
         )
         while True:
             await self._egress.room()
@@ -211,7 +206,9 @@ class _Connection:
                 command, ref = (named.id, named.ref) if named is not None else (None, None)
                 self._answer(error.info(), command, ref, attachment)
 
-    def _heard(self, message: Message, attachment: Attachment) -> _Said | _Unread | None:
+    def _heard(
+        self, message: Message, said_ms: float, attachment: Attachment
+    ) -> _Said | _Unread | None:
         """What a message says, to be carried out in its turn; None: it was a stop, which has
         none."""
         try:
@@ -219,11 +216,10 @@ class _Connection:
         except Unreadable as error:
             return _Unread(error.info(), error.id, error.ref)
         if isinstance(frame, Signal) and isinstance(frame.signal, EmergencyStop) and self._may_stop:
-            self._stops += 1
             for verb in self._verbs(frame):
                 attachment.send(verb, frame.id)
             return None
-        return _Said(frame, self._stops)
+        return _Said(frame, said_ms)
 
     @property
     def _may_stop(self) -> bool:
@@ -251,21 +247,21 @@ class _Connection:
             case Close():
                 attachment.close("client")
             case Update() | Signal():
-                return await self._ask(frame, said.stops, attachment, reading)
+                return await self._ask(frame, said.said_ms, attachment, reading)
         return True
 
     async def _ask(
         self,
         frame: Update | Signal,
-        stops: int,
+        said_ms: float,
         attachment: Attachment,
         reading: ReadingOn[_Said | _Unread],
     ) -> bool:
         for verb in self._verbs(frame):
             if not (attachment.has_room or await reading.wait_for(attachment.room())):
                 return False
-            if stops != self._stops and isinstance(verb, steps.ReleaseStop | steps.Reset):
-                raise stopped("an emergency stop was sent after it")
+            if isinstance(verb, steps.ReleaseStop | steps.Reset):
+                verb = replace(verb, said_ms=said_ms)
             if not self._over:
                 attachment.send(verb, frame.id)
         return True

@@ -8,6 +8,7 @@ fresh in time all of them are answered with the safe action of their session.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +83,7 @@ def read_request(frame: bytes | str) -> Asked:
 class _Request:
     asked: Asked
     received_ms: float
+    said_ms: float
 
 
 class Requests:
@@ -105,6 +107,7 @@ class Requests:
         """The reset that is under way, while it has no answer."""
         self._resetting = False
         """Whether one is under way."""
+        self._stopped_ms = -math.inf
         self._unsent: deque[float] = deque()
         """When the requests came whose answers are on their way to the client."""
         self._prev_total_ms: float | None = None
@@ -114,9 +117,10 @@ class Requests:
         """Requests without an answer."""
         return len(self._waiting) + len(self._running) + (self._reset is not None)
 
-    def ask(self, asked: Asked, now_ms: float) -> None:
-        """A request has come."""
-        self._waiting.append(_Request(asked, now_ms))
+    def ask(self, asked: Asked, now_ms: float, said_ms: float | None = None) -> None:
+        """A request has come; `said_ms` is the earliest that it may have been said."""
+        request = _Request(asked, now_ms, now_ms if said_ms is None else said_ms)
+        self._waiting.append(self._as_stopped(request))
 
     def begin(self) -> StepVerb | None:
         """What is to be done next; None while something runs, or nothing waits."""
@@ -127,7 +131,8 @@ class Requests:
                 return None
             self._reset = self._waiting.popleft()
             self._resetting = True
-            return Reset(ref=_RESET, since_ms=self._reset.received_ms)
+            asked = self._reset
+            return Reset(ref=_RESET, since_ms=asked.received_ms, said_ms=asked.said_ms)
         newest = self._waiting[0].asked
         while self._waiting and isinstance(self._waiting[0].asked, Observed):
             newest = self._waiting[0].asked
@@ -205,15 +210,16 @@ class Requests:
         }
         return [self._answer(answer, request, now_ms) for request in answered]
 
-    def stopped(self) -> None:
+    def stopped(self, now_ms: float) -> None:
         """An emergency stop: a reset that was asked for before it must not release it, and is
         answered as what was observed then."""
-        self._waiting = deque(
-            replace(request, asked=Observed([]))
-            if isinstance(request.asked, ResetAsked)
-            else request
-            for request in self._waiting
-        )
+        self._stopped_ms = now_ms
+        self._waiting = deque(map(self._as_stopped, self._waiting))
+
+    def _as_stopped(self, request: _Request) -> _Request:
+        if isinstance(request.asked, ResetAsked) and request.said_ms <= self._stopped_ms:
+            return replace(request, asked=Observed([]))
+        return request
 
     def was_reset(self, now_ms: float) -> bytes | None:
         """The answer to a reset: a map whose `actions` are none. None: nobody asked for it."""

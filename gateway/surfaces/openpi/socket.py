@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -191,6 +193,15 @@ class OpenPiSocket:
         connection.begin(state, pack(metadata), covered=covered)
 
 
+@dataclass(frozen=True)
+class _Came:
+    """A message, when it came, and the earliest that it may have been said."""
+
+    message: Message
+    received_ms: float
+    said_ms: float
+
+
 class _Connection:
     """One connection and its session, from the upgrade to the close."""
 
@@ -213,7 +224,6 @@ class _Connection:
         """Whether the metadata was sent: what follows are answers."""
         self._over = False
         self._room = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
 
     @property
     def committed(self) -> int:
@@ -251,7 +261,7 @@ class _Connection:
             case WasRestored(committed_step=committed):
                 self._requests.committed = committed
             case EmergencyStopped():
-                self._requests.stopped()
+                self._requests.stopped(now_ms)
             case WasReset():
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
@@ -315,11 +325,10 @@ class _Connection:
         finally:
             self.goodbye = said.gone is not None and said.gone.get("code") == 1000
 
-    def _came(self, message: Message) -> tuple[Message, float]:
-        """A message, and when it came."""
-        return message, self._now_ms()
+    def _came(self, message: Message, said_ms: float) -> _Came:
+        return _Came(message, self._now_ms(), said_ms)
 
-    async def _take(self, said: ReadingOn[tuple[Message, float]], attachment: Attachment) -> None:
+    async def _take(self, said: ReadingOn[_Came], attachment: Attachment) -> None:
         while True:
             await self._egress.room()
             if not self._has_place and not await said.wait_for(self._place()):
@@ -330,16 +339,15 @@ class _Connection:
             if self._over:
                 continue  # It spoke before it read that this is over.
             self._frames.received += 1
-            message, received_ms = came
-            text = message.get("text")
+            text = came.message.get("text")
             try:
-                asked = read_request(message["bytes"] if text is None else text)
+                asked = read_request(came.message["bytes"] if text is None else text)
             except AntiphonError as error:
                 self._fail(error.info())
                 continue
             if not (attachment.has_room or await said.wait_for(attachment.room())):
                 return
-            self._requests.ask(asked, received_ms)
+            self._requests.ask(asked, came.received_ms, came.said_ms)
             self._go_on()
 
     @property
@@ -385,7 +393,8 @@ class _Connection:
             self._welcomed = True
 
     def _now_ms(self) -> float:
-        return self._loop.time() * 1000.0
+        # The host's clock; that of the loop knows whole milliseconds only.
+        return time.monotonic() * 1000.0
 
 
 def _closed(reason: str) -> ErrorInfo:

@@ -266,7 +266,7 @@ class _Connection:
     async def _read(self, attachment: Attachment) -> None:
         # Without a secret the session ends with its connection, and all that waits for it.
         left_s = 0.0 if self._secret is None else None
-        said: ReadingOn[Message] = ReadingOn(self._receive, lambda message: message, left_s)
+        said: ReadingOn[Message] = ReadingOn(self._receive, lambda message, _: message, left_s)
         try:
             await self._carry_out(said, attachment)
         finally:

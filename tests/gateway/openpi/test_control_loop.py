@@ -17,6 +17,8 @@ from websockets.exceptions import InvalidStatus
 
 from gateway.hosting import SessionDescription
 from gateway.metrics import GatewayMetrics
+from gateway.surfaces.openpi.requests import MAX_PENDING
+from gateway.surfaces.reading_on import READ_ON_MESSAGES, ReadingOn
 from protocol.errors import EngineFailed
 from protocol.openpi import to_parts
 from protocol.payloads import PayloadType
@@ -440,3 +442,38 @@ async def test_a_stop_answers_what_waits_for_a_reset_at_once_and_no_reset_before
         assert not_fresh(await arm.infer()) == "stopped"
         assert (await arm.infer(endpoint="reset"))["antiphon"]["reason"] == "reset"
         assert (await arm.infer())["antiphon"] == {"fresh": True, "step": 1}
+
+
+async def test_a_reset_behind_more_than_is_read_does_not_release_a_later_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full, take = asyncio.Event(), ReadingOn._take
+
+    def noting(reading: ReadingOn[Any], message: Any) -> None:
+        take(reading, message)
+        if not reading._has_place:
+            full.set()
+
+    monkeypatch.setattr(ReadingOn, "_take", noting)
+    async with (
+        serving(PATIENT) as (it, url, policy),
+        robot(url) as arm,
+        requests(it.http) as http,
+    ):
+        await arm.infer()
+        session = arm.metadata["antiphon"]["session"]
+        await busy(arm, policy)
+        behind = MAX_PENDING + READ_ON_MESSAGES + 20
+        for _ in range(behind):
+            await arm.observe()
+        await arm.observe(endpoint="reset")
+        await full.wait()
+        await client_stops(http, session)
+        policy.gate.set()
+        answers = [await arm.answer() for _ in range(behind + 2)]
+        assert {not_fresh(answer) for answer in answers} == {"stopped"}
+        assert not_fresh(await arm.infer()) == "stopped"
+        released = {"signal": {"type": "release"}}
+        answer = await http.post(f"/v1/sessions/{session}/signal", json=released)
+        assert answer.status_code == 200
+        assert (await arm.infer())["antiphon"]["fresh"]

@@ -226,3 +226,18 @@ def test_an_endpoint_is_no_part_of_the_observation() -> None:
         asked = read_request(pack(other))
         assert isinstance(asked, Observed)
         assert from_parts(asked.inputs) == other
+
+
+def test_a_reset_that_was_said_before_a_stop_is_answered_as_an_observation_is() -> None:
+    requests = Requests(0)
+    requests.ask(ResetAsked(), 100)
+    requests.stopped(200)
+    # One that was read before it, or may have been said before, and one that was not.
+    requests.ask(ResetAsked(), 300, 150)
+    requests.ask(ResetAsked(), 300, 250)
+    assert begun(requests).inputs == []
+    given = safe(NEXT, Reason.STOPPED)
+    assert len(requests.safe(given, 301)) == 2
+    reset = requests.begin()
+    assert isinstance(reset, Reset)
+    assert reset.said_ms == 250

@@ -184,9 +184,9 @@ class StepHarness:
         self.clear()
         return self
 
-    def reset(self, **parameters: Any) -> None:
+    def reset(self, *, said_ms: float | None = None, **parameters: Any) -> None:
         """The client resets, and the worker does."""
-        self.say(Reset(parameters, ref="reset"))
+        self.say(Reset(parameters, ref="reset", said_ms=said_ms))
         self.answer(self.last_signal().command)
 
     # What came out

@@ -452,6 +452,26 @@ def test_a_client_releases_its_own_stop_without_a_reset() -> None:
     assert (refused.error.code, refused.ref) == ("emergency_stopped", "r")
 
 
+def test_what_was_said_before_a_stop_does_not_release_it() -> None:
+    harness = driving()
+    harness.say(EmergencyStop())
+    before_ms = harness.now_ms - 1
+    harness.now_ms += 10
+    # Again, which is told to nobody, and counts as much.
+    harness.say(EmergencyStop())
+    harness.clear()
+    for said_ms in (before_ms, before_ms + 2):
+        harness.say(ReleaseStop(ref="r", said_ms=said_ms))
+        (refused,) = harness.take()
+        assert isinstance(refused, Refused)
+        assert (refused.error.code, refused.ref) == ("emergency_stopped", "r")
+        harness.reset(said_ms=said_ms)
+        assert harness.take() == [WasReset(0)]
+        assert harness.machine.snapshot().stopped
+    harness.reset(said_ms=harness.now_ms + 1)
+    assert harness.take() == [WasReset(0), StopReleased()]
+
+
 def test_without_a_safe_action_a_stop_is_an_error() -> None:
     harness = driving(safe_action=None)
     observe(harness)
