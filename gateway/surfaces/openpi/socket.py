@@ -47,6 +47,8 @@ from sessions.steps.events import (
 
 log = structlog.get_logger(__name__)
 
+_RESTORE = "restore"
+
 
 class OpenPiSocket:
     """The ASGI application of `WS /v1/openpi/{pipeline}`, or of a whole port for `pipeline`.
@@ -266,6 +268,8 @@ class _Connection:
                 answer = self._requests.was_reset(now_ms)
                 if answer is not None:
                     self._egress.put(answer)
+            case Refused(ref=ref) if ref == _RESTORE:
+                pass  # The state begins anew meanwhile, or is told to be lost by the next step.
             case Refused(error=error):
                 self._fail(error)
             case SessionEnded(reason=reason, error=error):
@@ -369,7 +373,7 @@ class _Connection:
         if self._restores and self._covered:
             # Robots of this protocol cannot say so; a step that is undone is told by its number.
             self._restores = False
-            self._attachment.send(Restore())
+            self._attachment.send(Restore(_RESTORE))
         while (verb := self._requests.begin()) is not None:
             self._attachment.send(verb)
 

@@ -19,9 +19,10 @@ from gateway.hosting import SessionDescription
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.openpi.requests import MAX_PENDING
 from gateway.surfaces.reading_on import READ_ON_MESSAGES, ReadingOn
-from protocol.errors import EngineFailed
+from protocol.errors import CapacityExceeded, EngineFailed
 from protocol.openpi import to_parts
 from protocol.payloads import PayloadType
+from sessions.client import Refused
 from sessions.pipeline import Control, Kind, Pipeline
 from sessions.steps.events import (
     Reason,
@@ -30,6 +31,7 @@ from sessions.steps.events import (
     StateLost,
     Step,
     StepFailed,
+    WasReset,
     WasRestored,
 )
 from tests.gateway.conftest import listening
@@ -310,8 +312,9 @@ async def test_an_open_with_a_loop_that_cannot_be_had_is_refused(control: Any) -
 class Losing(ScriptedHost):
     """Its one session loses its state at the first step, but for that after step 3."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, *, resetting: bool = False) -> None:
         super().__init__(self._said)
+        self._resetting = resetting
         self.pipelines = {
             "voice": Pipeline(
                 "voice", ("act",), (), {"actions": "act"}, kind=Kind.ROBOT, control=control
@@ -334,6 +337,10 @@ class Losing(ScriptedHost):
             case Step(step=step):
                 error = EngineFailed("so far").info()
                 attachment.put_out(StepFailed(step, step - 1, error, None))
+            case Restore(ref=ref) if self._resetting:
+                under_way = CapacityExceeded("a reset is under way", code="reset_in_progress")
+                attachment.put_out(Refused(under_way.info(), ref))
+                attachment.put_out(WasReset(0))
             case Restore():
                 attachment.put_out(WasRestored(3))
 
@@ -350,9 +357,20 @@ async def test_a_robot_that_is_covered_goes_on_from_what_is_stored(
         assert (await arm.infer())["antiphon"]["reason"] == "worker_lost"
         await arm.observe()
         await arm.failure()
-    restored = [Restore()] if safe_action else []
-    assert [verb for verb in host.verbs if isinstance(verb, Restore)] == restored
+    restored = [verb for verb in host.verbs if isinstance(verb, Restore)]
+    assert len(restored) == (1 if safe_action else 0)
     assert [verb.step for verb in host.verbs if isinstance(verb, Step)] == [1, goes_on_with]
+
+
+async def test_a_robot_whose_state_begins_anew_anyway_needs_nothing_restored() -> None:
+    host = Losing(Control(deadline_ms=50.0, safe_action="hold"), resetting=True)
+    async with (
+        listening(host, GatewayMetrics()) as (_, port),
+        robot(f"ws://127.0.0.1:{port}/v1/openpi/voice") as arm,
+    ):
+        assert (await arm.infer())["antiphon"]["reason"] == "worker_lost"
+        assert (await arm.infer())["antiphon"]["reason"] == "worker_lost"
+    assert [verb.step for verb in host.verbs if isinstance(verb, Step)] == [1, 1]
 
 
 @pytest.fixture
