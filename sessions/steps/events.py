@@ -162,7 +162,12 @@ class StepSnapshot:
 
 @dataclass(frozen=True)
 class StepDone:
-    """The step is committed: its output by port, and its hop times by stage (ms)."""
+    """The step is committed: its output by port, and its hop times by stage (ms).
+
+    The state is the one after `committed_step`, which is a later one where an answer is given
+    again. `ref` is that of the verb for which the step was done: whoever asked for the same step
+    otherwise has the answer all the same.
+    """
 
     step: int
     committed_step: int
@@ -175,8 +180,8 @@ class StepDone:
 class StepFailed:
     """The step has no output. The state is the one after `committed_step`.
 
-    Where that is `step` itself, it was committed and its output is lost: go on with the
-    next. `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and another
+    Where that is `step` itself or a later one, it was committed and its output is lost: go on with
+    the next. `step` is 0 where it had no number yet. If it is `in_flight` it goes on, and another
     one tells what became of it.
     """
 
@@ -254,9 +259,11 @@ class WasReset:
 
 @dataclass(frozen=True)
 class WasRestored:
-    """The state is the one after `committed_step`: what came later never was."""
+    """The state is the one after `committed_step`: what came later never was. `ref` is that of the
+    verb."""
 
     committed_step: int
+    ref: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

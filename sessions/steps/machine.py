@@ -174,8 +174,8 @@ class StepMachine:
                 self._interrupt()
             case Reset():
                 self._reset(verb)
-            case Restore():
-                self._restore()
+            case Restore(ref=ref):
+                self._restore(ref)
             case Checkpoint() | Rewind() | ReleaseActions():
                 self._change(verb)
             case EmergencyStop(by=by):
@@ -376,7 +376,7 @@ class StepMachine:
     def _state_lost(self) -> SessionStateLost:
         return state_lost(self._committed, self._lost_why, self._restorable)
 
-    def _restore(self) -> None:
+    def _restore(self, ref: str | None) -> None:
         """Take the state that the worker has, or is about to have, for what it is."""
         self._changes.check()
         if not self._lost or self._restorable is None:
@@ -388,7 +388,7 @@ class StepMachine:
         self._lost = self._as_opened = False
         self._cover.state_found()
         self._answers.clear()
-        self._emit(WasRestored(self._committed))
+        self._emit(WasRestored(self._committed, ref))
         self._progress()
 
     def _go_on_changing(self) -> None:
@@ -624,7 +624,8 @@ class StepMachine:
         return reason is not None and self._answer_safely(flight.verb, reason)
 
     def _answer(self, step: int) -> None:
-        """Give the remembered answer, when the client reads."""
+        """Give the remembered answer, when the client reads. It says where the loop stands as it is
+        given, which may be behind many later steps."""
         self._owed[step] = None
         if not self._pace.blocked:
             self._pay()
@@ -633,7 +634,7 @@ class StepMachine:
         owed, self._owed = self._owed, {}
         for step in owed:
             if (answer := self._answers.get(step)) is not None:
-                self._emit(answer)
+                self._emit(replace(answer, committed_step=self._committed))
 
     # Time and the client's pace
 

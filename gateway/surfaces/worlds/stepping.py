@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.hosting import Attachment, SessionHost
 from gateway.http_errors import HttpRefusal
-from gateway.surfaces.worlds.form import Form, actions
+from gateway.surfaces.worlds.form import Form, actions, as_written
 from protocol.errors import (
     AntiphonError,
     ErrorInfo,
@@ -67,6 +67,8 @@ class Stepper:
 
     def __init__(self, form: Form, forget: Callable[[], None]) -> None:
         self.form = form
+        self._name = f"request-{secrets.token_hex(6)}"
+        """Of the steps that are asked for here: another's may have the same number."""
         self._forget = forget
         self._attachment: Attachment | None = None
         self._committed = 0
@@ -90,7 +92,8 @@ class Stepper:
         """The step, done now or before. Raises StepRefused, SessionBusy, InvalidRequest.
 
         One that is in flight, or was committed and is remembered, is not done again. Who is
-        cancelled waits no more; the step goes on.
+        cancelled waits no more; the step goes on. Who names no number gets no step that was made
+        of what somebody else has said.
         """
         self._check_change()
         number = asked.step
@@ -106,8 +109,12 @@ class Stepper:
             waiting.add_done_callback(_retrieve)
             if number == self._committed + 1:
                 self._in_flight = number
-            self._send(Step(number, *_said(asked, self.form)))
-        return await asyncio.shield(waiting)
+            self._send(Step(number, *_said(asked, self.form), ref=self._name))
+        done = await asyncio.shield(waiting)
+        if asked.step is None and done.ref != self._name:
+            taken = SessionBusy(f"somebody else has asked for step {number}")
+            raise StepRefused(taken.info(), done.committed_step)
+        return done
 
     async def change(self, change: Callable[[str], Change]) -> ChangeAnswer:
         """Have the state begin anew, be kept, or go back: what is said of it then. `change` makes
@@ -146,7 +153,7 @@ class Stepper:
             case StepFailed(step=step, committed_step=committed, error=error, in_flight=False):
                 self._over(step, committed)
                 if (waiting := self._steps.pop(step, None)) is not None and not waiting.done():
-                    waiting.set_exception(StepRefused(error, committed))
+                    waiting.set_exception(StepRefused(as_written(error), committed))
             case WasReset(committed_step=committed) | WasRewound(committed_step=committed):
                 self._committed, self._in_flight = committed, None
                 self._end_change(ChangeAnswer(committed))
@@ -156,7 +163,7 @@ class Stepper:
                 self._committed = committed
             case Refused(error=error, ref=ref):
                 if self._changing is not None and ref == self._changing[0]:
-                    self._end_change(raised(error))
+                    self._end_change(raised(as_written(error)))
             case LetGo():
                 self._end(SessionBusy("a player has taken the world over"))
             case SessionEnded():

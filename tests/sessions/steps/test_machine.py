@@ -150,8 +150,19 @@ def test_a_repeated_step_gets_the_first_answer_and_is_not_done_again() -> None:
     harness.step(1)
     again, earlier = harness.take()
     assert [again] == first
-    assert said([earlier]) == [("done", 1, 1)]
+    # The state is where it is, and not where it was when that was first answered.
+    assert said([earlier]) == [("done", 1, 2)]
     assert len(harness.sent(Run)) == 1
+
+
+def test_a_step_without_an_answer_says_where_the_state_is_whenever_it_is_asked_for() -> None:
+    harness = StepHarness()
+    harness.step(1)
+    harness.fail(1)
+    harness.done(2)
+    harness.clear()
+    harness.step(1)
+    assert said(harness.take()) == [("failed", 1, 2, "engine_failed")]
 
 
 def test_a_step_repeated_in_flight_is_answered_once_for_all() -> None:
@@ -177,7 +188,7 @@ def test_an_answer_too_old_to_be_remembered_is_stated_as_committed() -> None:
     committed = answers.REMEMBERED_ANSWERS + 1
     assert said(harness.take()) == [
         ("failed", 1, committed, "step_committed"),
-        ("done", 2, 2),
+        ("done", 2, committed),
     ]
 
 
@@ -305,7 +316,7 @@ def test_state_that_is_lost_is_stated_once_and_every_further_step_is_refused() -
         ("failed", 3, 2, "session_state_lost"),
         ("failed", 3, 2, "session_state_lost"),
         # What was answered stays answered.
-        ("done", 1, 1),
+        ("done", 1, 2),
     ]
     assert not harness.sent(Run)
 
@@ -499,9 +510,12 @@ def test_the_state_after_another_step_is_gone_on_from_when_the_client_says_so(st
     assert said(refused) == [("failed", 3, 2, "session_state_lost")]
     assert isinstance(refused[0], StepFailed)
     assert f"restore that after step {step}" in refused[0].error.message
-    harness.say(Restore())
+    harness.say(Restore("again"))
     harness.done(step + 1)
-    assert said(harness.take()) == [("restored", step), ("done", step + 1, step + 1)]
+    told = harness.take()
+    assert said(told) == [("restored", step), ("done", step + 1, step + 1)]
+    assert isinstance(told[0], WasRestored)
+    assert told[0].ref == "again"
 
 
 def test_there_is_nothing_to_restore_where_nothing_is_lost_or_nothing_was_stored() -> None:

@@ -177,12 +177,13 @@ class Together:
     def said(self, output: StepOutput) -> None:
         match output:
             case StepDone():
-                assert output.committed_step == output.step
                 (piece,) = output.outputs["frames"]
                 self.asked.pop(output.step, None)
                 if output.step in self.answered:
                     assert self.answered[output.step] == piece.data
+                    assert output.committed_step == self.steps
                     return
+                assert output.committed_step == output.step
                 assert self.state is not None, "a step was done on state that is lost"
                 assert output.step == self.steps + 1
                 state = tuple(map(int, piece.data.split(b",")))
