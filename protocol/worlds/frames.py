@@ -200,6 +200,16 @@ class Paused(_Told, frozen=True, tag="paused"):
     error: ErrorInfo | None = None
 
 
+class Stepped(_Told, frozen=True, tag="stepped"):
+    """Of the single frames that the `step` of this `ref` asked for so many were made, and no more
+    are: fewer than those where the world stands still before. With an `error` it does so for
+    that. Pictures may come behind it."""
+
+    frames: int
+    ref: str
+    error: ErrorInfo | None = None
+
+
 class SceneChanged(_Told, frozen=True, tag="scene_changed"):
     """The frames from this step on are of another scene."""
 
@@ -234,6 +244,7 @@ class WasRestored(_Told, frozen=True, tag="was_restored"):
     """The state is the one after `committed_step`: what came later never was."""
 
     committed_step: int
+    ref: str | None = None
 
 
 class StepFailed(_Told, frozen=True, tag="step_failed"):
@@ -295,6 +306,7 @@ ServerFrame = (
     | Frame
     | Playing
     | Paused
+    | Stepped
     | SceneChanged
     | WasReset
     | CheckpointKept

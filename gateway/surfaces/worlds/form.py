@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gateway.hosting import SessionDescription, SessionHost, SessionSummary
 from protocol.arrays import array_payload
-from protocol.errors import InvalidRequest, NotFound
+from protocol.errors import ErrorInfo, InvalidRequest, NotFound
 from protocol.payloads import Payload, PayloadType
 from protocol.worlds import Capabilities
 from sessions.pipeline import Kind, Pipeline, StepRoles
@@ -74,6 +75,22 @@ class Form:
 def actions(rows: Sequence[Sequence[float]], sequence: int = 0) -> Payload:
     """Rows as the input of a step; what was held had this number."""
     return array_payload(PayloadType.ACTIONS, np.array(rows, "<f4"), sequence=sequence)
+
+
+_WRITTEN = {
+    "reset.parameters": "settings",
+    "rewind.step": "step",
+    "inputs": "actions",
+}
+_PARAMETERS = "parameters."
+
+
+def as_written(error: ErrorInfo) -> ErrorInfo:
+    """The error with its field as the client of a world has written it: the session core says
+    where it is in the verb, and the engine where it is among what it was given."""
+    field = error.field or ""
+    written = _WRITTEN.get(field, field.removeprefix(_PARAMETERS))
+    return error if written == field else msgspec.structs.replace(error, field=written)
 
 
 def check_kind(summary: SessionSummary) -> None:

@@ -23,12 +23,12 @@ from gateway.metrics import GatewayMetrics
 from gateway.surfaces.attaching import Upgrade, first_frame
 from gateway.surfaces.farewell import CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.worlds.form import Form, check_kind, form_of
+from gateway.surfaces.worlds.form import Form, as_written, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Picture, Shot, Studio
-from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing
+from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing, Stepped
 from gateway.surfaces.worlds.slots import Slots
 from protocol import worlds as wire_of
-from protocol.errors import AntiphonError, InvalidRequest, SessionBusy
+from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest, SessionBusy
 from protocol.free_form import Unreadable
 from protocol.wires import Wire
 from protocol.worlds import WIRES, ClientFrame
@@ -145,7 +145,8 @@ class _Connection:
         description = self._host.describe(summary.id, summary.tenant)
         self._form = form_of(self._host, description, FORMATS)
         if attach.role == "controller":
-            self._playing = Playing(self._form, attach.window, _now_ms())
+            name = f"{self._name}-step"
+            self._playing = Playing(self._form, attach.window, name, _now_ms())
         self._attachment, _ = await self._host.attach(
             summary.id,
             tenant=summary.tenant,
@@ -278,9 +279,10 @@ class _Connection:
                     playing.kept()
                 ref = self._refs.pop(_CHANGE, None)
                 self._tell(wire_of.CheckpointKept(committed, kept, ref))
-            case steps.WasRestored(committed_step=committed):
+            case steps.WasRestored(committed_step=committed, ref=ref):
                 self._begun_anew(committed)
-                self._tell(wire_of.WasRestored(committed))
+                ours = None if ref is None else self._refs.pop(ref, None)
+                self._tell(wire_of.WasRestored(committed, ours))
             case steps.StateLost(committed_step=committed, restorable_step=step, reason=reason):
                 if playing is not None:
                     playing.state_lost()
@@ -330,15 +332,14 @@ class _Connection:
     def _begun_anew(self, committed: int) -> None:
         """Pictures that wait are of what never was."""
         if self._playing is not None:
-            scene = self._playing.changed(committed)
-            if scene is not None:
-                newer = SessionBusy("the world has begun anew, or gone back", code="superseded")
-                self._tell_refused(newer.info(), scene.ref)
+            self._playing.changed(committed)
+            self._tell_what_is_over(self._playing)
         self._told_step = committed
         self._life += 1
         self._slots.clear()
 
-    def _refused(self, error: Any, ref: str | None) -> None:
+    def _refused(self, error: ErrorInfo, ref: str | None) -> None:
+        error = as_written(error)
         if self._playing is not None and self._playing.change_refused(ref):
             self._tell_refused(error, self._refs.pop(_CHANGE, None))
         elif ref is not None and ref in self._refs:
@@ -399,12 +400,9 @@ class _Connection:
                 playing.pause()
                 self._tell(wire_of.Paused(frame.ref))
             case wire_of.Step():
-                playing.step(frame.frames)
+                playing.step(frame.frames, frame.ref)
             case wire_of.Scene():
-                before = playing.change_scene(AskedScene(frame.scene, frame.ref))
-                if before is not None:
-                    newer = SessionBusy("another scene was asked for", code="superseded")
-                    self._tell_refused(newer.info(), before.ref)
+                playing.change_scene(AskedScene(frame.scene, frame.ref))
             case wire_of.Reset():
                 self._change(
                     playing, steps.Reset(frame.settings, self._ours()), attachment, frame.ref
@@ -444,6 +442,7 @@ class _Connection:
             self._timer = None
         if playing is None or self._attachment is None or self._over:
             return
+        self._tell_what_is_over(playing)
         step = playing.begin(_now_ms())
         self._metrics.steps_late(self._summary.pipeline, playing.late - self._late_told)
         self._late_told = playing.late
@@ -457,6 +456,14 @@ class _Connection:
 
     def _tell(self, frame: Any) -> None:
         self._egress.put(self._wire.write(frame))
+
+    def _tell_what_is_over(self, playing: Playing) -> None:
+        for over in playing.what_is_over():
+            if isinstance(over, Stepped):
+                self._tell(wire_of.Stepped(over.frames, over.ref, over.error))
+            else:
+                newer = SessionBusy(over.why, code="superseded")
+                self._tell_refused(newer.info(), over.scene.ref)
 
     def _tell_refused(self, error: Any, ref: str | None) -> None:
         self._metrics.error_told(error.code)

@@ -52,6 +52,25 @@ async def test_a_step_is_done_once_and_answered_as_often_as_it_is_asked_for() ->
         assert "secret" not in status
 
 
+async def test_a_step_asked_for_again_does_not_take_the_world_back() -> None:
+    async with serving_worlds() as (_, http):
+        one, other = await opened(http), await opened(http)
+        expected = [await frames(http, other, actions=[UP]) for _ in range(6)]
+        for step in (1, 2, 3, 4):
+            assert await frames(http, one, step=step, actions=[UP]) == expected[step - 1]
+        again = msgspec.msgpack.decode((await stepped(http, one, step=2)).content)
+        assert [frame["data"] for frame in again["frames"]] == expected[1]
+        assert (again["step"], again["committed_step"]) == (2, 4)
+        # The next one is the one after the last, for each way to ask for it.
+        assert await frames(http, one, actions=[UP]) == expected[4]
+        await stepped(http, one, step=3)
+        several = {"worlds": [{"id": one["id"], "actions": [UP]}]}
+        answer = await http.post("/v1/worlds/step", json=several, headers=PACKED)
+        (done,) = msgspec.msgpack.decode(answer.content)["worlds"]
+        assert done["answer"]["step"] == done["answer"]["committed_step"] == 6
+        assert [frame["data"] for frame in done["answer"]["frames"]] == expected[5]
+
+
 async def test_frames_come_as_pictures_in_json() -> None:
     async with serving_worlds() as (_, http):
         world = await opened(http)
@@ -95,7 +114,9 @@ async def test_requests_keep_a_state_and_go_back_to_it() -> None:
         assert (await http.post(f"{path}/rewind", json={"step": 1})).json() == {"committed_step": 1}
         assert await frames(http, world, step=2, actions=[UP], frames=2) == expected
         refused = await http.post(f"{path}/rewind", json={"step": 2})
-        assert error(refused)[:2] == (400, "no_checkpoint")
+        assert error(refused) == (400, "no_checkpoint", "step")
+        too_long = await http.post(f"{path}/reset", json={"settings": {"scene": "x" * 70_000}})
+        assert error(too_long)[2] == "settings"
 
 
 async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> None:
@@ -223,6 +244,24 @@ async def test_a_step_whose_world_is_taken_over_is_told_how_far_it_was() -> None
             held.let_go()
         assert error(refused)[:2] == (409, "session_busy")
         assert refused.json()["committed_step"] == 1
+
+
+async def test_who_names_no_step_does_not_get_what_somebody_else_has_asked_for() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        await frames(http, world, step=1)
+        held = Held(gateway)
+        theirs = {"input": {"type": "step", "step": 2, "inputs": [], "parameters": {}}}
+        answer = await http.post(f"/v1/sessions/{world['id']}/update", json=theirs)
+        assert answer.status_code == 200
+        await held.begun()
+        ours = asyncio.create_task(stepped(http, world, actions=[UP], frames=3))
+        await http.get("/v1/worlds/schema")
+        held.let_go()
+        refused = await ours
+        assert error(refused)[:2] == (409, "session_busy")
+        assert refused.json()["committed_step"] == 2
+        assert len(await frames(http, world, actions=[UP], frames=3)) == 3
 
 
 async def test_bodies_that_say_nothing_may_be_absent() -> None:

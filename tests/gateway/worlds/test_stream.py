@@ -242,8 +242,52 @@ async def test_a_world_goes_back_to_a_state_that_was_kept() -> None:
             await looking.until("was_rewound")
             assert [one["data"] for one in await looking.pictures(3)] == expected
             await it.say("rewind", step=1, ref="never")
-            assert (await it.until("refused", ref="never"))["error"]["code"] == "no_checkpoint"
+            error = (await it.until("refused", ref="never"))["error"]
+            assert (error["code"], error["field"]) == ("no_checkpoint", "step")
             await walked(it, 1)
+
+
+async def test_a_step_that_somebody_asks_for_again_takes_no_player_back() -> None:
+    async with serving_worlds() as (gateway, http):
+        world, other = await opened(http), await opened(http)
+        async with controlled(gateway.http, other) as it:
+            await walked(it, 4)
+            await it.say("scene", scene="two")
+            expected = await walked(it, 2)
+        async with controlled(gateway.http, world) as it:
+            await walked(it, 4)
+            again = {"input": {"type": "step", "step": 2, "inputs": [], "parameters": {}}}
+            update = f"/v1/sessions/{world['id']}/update"
+            assert (await http.post(update, json=again)).status_code == 200
+            await it.say("scene", scene="two", ref="mine")
+            await it.say("step", frames=2, ref="both")
+            assert (await it.until("scene_changed", ref="mine"))["step"] == 5
+            assert (await it.until("stepped", ref="both"))["frames"] == 2
+            while len(seen := [one for one in it.frames if one["type"] == "frame"]) < 6:
+                await it.next()
+            assert [one["data"] for one in seen[-2:]] == expected
+
+
+async def test_who_asks_for_single_frames_by_name_hears_when_no_more_of_them_come() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        async with controlled(gateway.http, world) as it:
+            await it.say("step", frames=3, ref="three")
+            assert (await it.until("stepped", ref="three"))["frames"] == 3
+            made = 3
+            for said in ("pause", "reset"):
+                await it.say("step", frames=1000, ref="many")
+                await it.say("step", frames=5, ref="behind")
+                while (await it.until("frame"))["step"] <= made:
+                    pass
+                await it.say(said)
+                told = [await it.until("stepped") for _ in range(2)]
+                by_name = {one["ref"]: one["frames"] for one in told}
+                assert 0 < by_name["many"] < 1000
+                assert by_name["behind"] == 0
+                made += by_name["many"]
+            await it.say("step", ref="alone")
+            assert (await it.until("stepped", ref="alone"))["frames"] == 1
 
 
 async def test_what_is_wrong_is_refused_and_the_world_goes_on() -> None:
