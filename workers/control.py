@@ -64,6 +64,7 @@ from workers.control_events import (
     Noticed,
     OperationDone,
     OutputRefused,
+    RoomAsked,
     SendOutput,
     SendReport,
     SessionFreed,
@@ -261,6 +262,7 @@ class Control:
         | OutputRefused
         | Noticed
         | TurnFinished
+        | RoomAsked
         | TurnCommitted,
         now_ms: float,
     ) -> None:
@@ -280,6 +282,8 @@ class Control:
             case TurnFinished():
                 self._compute.turn_ended()
                 session.turns.turn_finished(event, now_ms)
+            case RoomAsked():
+                session.room_asked(event, now_ms)
             case TurnCommitted():
                 session.turns.turn_committed(event, now_ms)
             case Noticed():
@@ -440,7 +444,7 @@ class Control:
             # Nobody is there to take what these turns would still make, or needs the room that
             # others would be asked to make.
             session.turns.cancel_all(now_ms)
-            if session.shortage is not None:
+            if session.shortage is not None and session.state is SessionState.OPENING:
                 session.close(None, now_ms)
             self._note(session, now_ms)
 
@@ -517,6 +521,8 @@ class Control:
             return
         if session.shortage is not None:
             self._rooms.wait(session, now_ms)
+        else:
+            self._rooms.waits_no_more(name)
         if session.unsaid:
             self._unsaid.add(name)
         self._timed.set(name, session.deadline_ms)

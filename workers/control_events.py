@@ -23,7 +23,7 @@ class ControlLimits:
     """Bounds of a worker's control side. What exceeds one is refused with its reason.
 
     `gap_ms`: how long later input waits for what is missing before it; then the missing
-    stretch is stated as lost. `room_ms`: how long an open waits for others to be parked.
+    stretch is stated as lost. `room_ms`: how long who finds no room waits for others to be parked.
     `room_answer_ms`: how long one of them may take to begin with it before another is asked, and
     `room_done_ms` from then on until it is done.
     `cancel_ms`: how long an engine may take to stop a turn. `close_again_ms`: when an engine
@@ -208,6 +208,15 @@ class TurnFinished(msgspec.Struct, frozen=True):
     commit: Callable[[], None] | None = None
 
 
+class RoomAsked(msgspec.Struct, frozen=True):
+    """The engine is about to take more for a session than was reserved: it `needs` so much in all,
+    by device, for this running turn, or None: for the restore. Answered by `RoomGiven`."""
+
+    session: str
+    turn: int | None
+    needs: dict[str, int]
+
+
 class TurnCommitted(msgspec.Struct, frozen=True):
     """The turn's commit was called; with `error` it failed, and the state is lost."""
 
@@ -245,6 +254,7 @@ Event = (
     | OutputRefused
     | Noticed
     | TurnFinished
+    | RoomAsked
     | TurnCommitted
     | Settle
     | Tick
@@ -413,6 +423,13 @@ class FreeSession(msgspec.Struct, frozen=True):
     session: str
 
 
+class RoomGiven(msgspec.Struct, frozen=True):
+    """What the session's engine has asked for is reserved, or with `error` is not to be had."""
+
+    session: str
+    error: ErrorInfo | None = None
+
+
 class PaceTurn(msgspec.Struct, frozen=True):
     """The turn's engine is to wait before it makes more, or may go on."""
 
@@ -457,6 +474,7 @@ Action = (
     | AttachArena
     | DiscardPayload
     | PaceTurn
+    | RoomGiven
     | SendOutput
     | SendReport
 )

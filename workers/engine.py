@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from protocol.errors import InvalidRequest
+from protocol.errors import CapacityExceeded, InvalidRequest
 from protocol.payloads import Payload, PayloadType
 from protocol.schema import PayloadSchema
 
@@ -42,6 +42,20 @@ EmitEvent = Callable[[str, dict[str, Any]], None]
 """Report something that the engine noticed outside any turn: (name, arguments)."""
 
 
+class NeedsRoom(CapacityExceeded):
+    """A session cannot be restored before others have made room: it `needs` so many bytes, by
+    device, more than was declared for it."""
+
+    def __init__(self, message: str, needs: dict[str, int]) -> None:
+        super().__init__(message)
+        self.needs = needs
+
+
+async def no_more(needs: dict[str, int]) -> None:
+    """Nobody can make room."""
+    raise CapacityExceeded("no more bytes can be reserved here")
+
+
 async def no_wait() -> None:
     """Room for output is there at once."""
 
@@ -54,7 +68,11 @@ class Turn:
     turn that streams (text clauses into a voice) gets them one by one. `emit`
     hands an output piece to the runtime and may be called only on the loop. `room`
     waits while too much output of the session has not been taken by its consumer: an
-    engine that makes much awaits it between pieces. `step` is the number of a turn that
+    engine that makes much awaits it between pieces. An engine that may need more than it has
+    declared for the session awaits `reserve` with the bytes that the session will hold then, by
+    device, before it takes them: others may have to be parked for it. It raises CapacityExceeded
+    where there is none to be had. They are reserved until the turn is over; from then on the
+    session counts with what is measured. `step` is the number of a turn that
     moves the session's state on, None of any other.
     """
 
@@ -65,6 +83,7 @@ class Turn:
     emit: Callable[[Payload], None]
     room: Callable[[], Awaitable[None]] = no_wait
     step: int | None = None
+    reserve: Callable[[dict[str, int]], Awaitable[None]] = no_more
 
 
 @dataclass
@@ -235,8 +254,9 @@ class Engine(ABC):
     ) -> EngineSession:
         """A session with the state of the snapshot at `path`, made under the same `weights`.
 
-        Raises as `open` does, and protocol.errors.SessionStateLost for a snapshot that it
-        cannot read. The file is gone after this returns.
+        Raises as `open` does, NeedsRoom where others have to make room first (then it is called
+        again), and protocol.errors.SessionStateLost for a snapshot that it cannot read. The file
+        is gone after this returns.
         """
         raise InvalidRequest("this engine restores nothing", code="unsupported")
 

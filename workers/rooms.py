@@ -1,6 +1,7 @@
 """Whom a worker asks to make room, and who waits for it.
 
-Opens that find no room wait in their order. For the first of them the sessions that have
+Who finds no room waits in order: opens, and steps that need more than was reserved for their
+session. For the first of them the sessions that have
 gone without progress the longest are asked, through their owners, to be parked. Who has not
 begun with it in time is passed over: its owner may have reasons that nobody knows here. So is
 who does not get it done: an engine may hang at it.
@@ -17,7 +18,7 @@ from workers.session_control import SessionControl
 
 
 class Rooms:
-    """The opens that wait for bytes.
+    """The sessions that wait for bytes.
 
     `ask(session)` tells its owner that room is wanted; `reaches(owner)` is whether that can
     be told at all.
@@ -51,14 +52,18 @@ class Rooms:
         return min((*refused, *self._asked.values()))
 
     def wait(self, session: SessionControl, now_ms: float) -> None:
-        """`session` cannot be opened now; it waits behind those that do already."""
+        """`session` cannot be opened now, or go on; it waits behind those that do already."""
         if session.session not in self._waiting:
             self._waiting[session.session] = (session, now_ms + self._limits.room_ms)
 
     def forget(self, session: str) -> None:
         """It waits no more, and makes no room any more."""
-        self._waiting.pop(session, None)
+        self.waits_no_more(session)
         self.declined(session)
+
+    def waits_no_more(self, session: str) -> None:
+        """It needs no room that it has not."""
+        self._waiting.pop(session, None)
 
     def declined(self, session: str) -> None:
         """It has work again: another is to make the room that it was asked for."""
@@ -67,9 +72,9 @@ class Rooms:
         self._passed_over.discard(session)
 
     def serve(self, sessions: Iterable[SessionControl], now_ms: float) -> list[SessionControl]:
-        """Open what there is room for now, in order, and have room made for the next.
+        """Have go on whom there is room for now, in order, and have room made for the next.
 
-        Those that were opened, or refused because nobody can make room for them.
+        Those that go on, or were refused because nobody can make room for them.
         """
         served: list[SessionControl] = []
         if not self._waiting:
@@ -86,7 +91,7 @@ class Rooms:
                 self._passed_over.add(name)
         while self._waiting:
             name, (session, until_ms) = next(iter(self._waiting.items()))
-            if not session.open_if_room(now_ms):
+            if not session.go_on_if_room(now_ms):
                 if now_ms < until_ms and self._have_room_made(session, sessions, now_ms):
                     break
                 session.refuse_room(now_ms)
@@ -101,25 +106,27 @@ class Rooms:
         return (waiting, asked, tuple(sorted(self._begun)), tuple(sorted(self._passed_over)))
 
     def _have_room_made(
-        self, opening: SessionControl, sessions: Iterable[SessionControl], now_ms: float
+        self, lacks: SessionControl, sessions: Iterable[SessionControl], now_ms: float
     ) -> bool:
         """Ask as many as it takes, the least recently used first.
 
         Some may have to be opened, or to finish a turn, before they can be asked. False when
         all together, once they have nothing to do, would not be enough.
         """
-        if opening.room_of is not None:
-            sessions = [session for session in sessions if session.tenant == opening.room_of]
+        if lacks.room_of is not None:
+            sessions = [session for session in sessions if session.tenant == lacks.room_of]
         leaving = [session for session in sessions if session.leaving]
         able = [
             session
             for session in sessions
             if (session.parkable or session.opening)
+            # Where all wait for each other somebody has to give up.
+            and not session.asking
             and self._reaches(session.owner)
             # What the store has just had no room for is not tried over and over.
             and not session.kept_lately(now_ms)
         ]
-        lacking = Counter(opening.shortage)
+        lacking = Counter(lacks.shortage)
         for session in leaving:
             if session.session not in self._asked and session.session not in self._passed_over:
                 self._asked[session.session] = now_ms + self._limits.room_done_ms

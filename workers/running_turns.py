@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -38,7 +38,8 @@ class _Running:
 class RunningTurns:
     """All turns of one worker's sessions. What comes of them is told to the control side.
 
-    `explain` says what a client is told of an exception.
+    `explain` says what a client is told of an exception. `reserve(session, turn, needs)` has a
+    session count with so many bytes, by device, and waits for that.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class RunningTurns:
         *,
         tell: Callable[[Event], None],
         explain: Callable[[Exception], ErrorInfo],
+        reserve: Callable[[str, int, dict[str, int]], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._transfers = transfers
         self._tasks = tasks
         self._tell = tell
         self._explain = explain
+        self._reserve = reserve
         self._running: dict[tuple[str, int], _Running] = {}
 
     def start(self, action: StartTurn, session: EngineSession) -> None:
@@ -96,6 +99,7 @@ class RunningTurns:
             emit,
             wait_for_room,
             action.step,
+            lambda needs: self._reserve(*key, needs),
         )
         running = _Running(inputs, room)
         running.task = self._tasks.create_task(self._run(session, action, turn, running))

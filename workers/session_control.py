@@ -60,6 +60,8 @@ from workers.control_events import (
     OperationDone,
     ParkSession,
     Restore,
+    RoomAsked,
+    RoomGiven,
     SendOutput,
     SignalSession,
 )
@@ -132,6 +134,11 @@ class SessionControl:
     """That of the one that is being written."""
     _snapshot_failed: bool = False
     _no_room: OutOfBytes | None = None
+    """What it lacks, while it waits for that: to be opened, or for what its engine asked for."""
+    _asked: RoomAsked | None = None
+    """What its engine has asked for, and waits for."""
+    _grown: bool = False
+    """Whether what its engine has asked for is reserved beside what it declared."""
     _busy: str | None = None
     _reserving: bool = False
     _signal: Signal | None = None
@@ -229,6 +236,7 @@ class SessionControl:
 
     def close(self, command: str | None, now_ms: float) -> None:
         """Cancel everything, then free the session; answered once that is done."""
+        self._refuse_asked(SessionStateLost("the session is closing"))
         if self._no_room is not None or self.forking:
             # Nothing has been made of it yet.
             self._refuse_opening(now_ms)
@@ -251,13 +259,19 @@ class SessionControl:
 
     @property
     def shortage(self) -> Mapping[str, int] | None:
-        """What others would have to free, by device, before the session can be opened."""
+        """What others would have to free, by device, before the session can be opened, or its
+        engine go on."""
         return None if self._no_room is None else self._no_room.shortage
 
     @property
     def room_of(self) -> str | None:
         """The tenant whose sessions alone can make the room; None: anybody's can."""
         return None if self._no_room is None else self._no_room.tenant
+
+    @property
+    def asking(self) -> bool:
+        """Whether its engine waits for more room than was reserved."""
+        return self._asked is not None
 
     @property
     def tenant(self) -> str:
@@ -315,8 +329,55 @@ class SessionControl:
         """Whether the state could not be put away, for a reason that may well still hold."""
         return self._kept_ms is not None and now_ms < self._kept_ms + self.limits.room_ms
 
-    def open_if_room(self, now_ms: float) -> bool:
-        """Have the engine open the session; False while others have to make room first."""
+    def go_on_if_room(self, now_ms: float) -> bool:
+        """Have the engine open the session, or take what it has asked for; False while others have
+        to make room first."""
+        return self._open_if_room(now_ms) if self._asked is None else self._grow_if_room()
+
+    def room_asked(self, event: RoomAsked, now_ms: float) -> None:
+        """Reserve what the engine is about to take, now or once others have made room."""
+        if event.turn is None:
+            known = self.state is SessionState.OPENING and self._busy is not None
+        else:
+            known = self.turns.runs(event.turn)
+        if not known or self._asked is not None:
+            lost = SessionStateLost("nothing of this session that could take it runs")
+            self.act(RoomGiven(self.session, lost.info()))
+            return
+        self._asked = event
+        self._grow_if_room()
+
+    def _grow_if_room(self) -> bool:
+        asked = self._asked
+        assert asked is not None
+        self._no_room = None
+        # What it has taken of what was reserved before has been measured.
+        self._shrink()
+        try:
+            self.ledger.reserve(self.session, self.tenant, asked.needs)
+        except AntiphonError as error:
+            waits = asked.turn is not None or (self._opening is not None and self._opening.waits)
+            if waits and isinstance(error, OutOfBytes):
+                self._no_room = error
+                return False
+            self._refuse_asked(error)
+            return True
+        self._grown, self._asked = True, None
+        self.act(RoomGiven(self.session))
+        return True
+
+    def _refuse_asked(self, error: AntiphonError) -> None:
+        if self._asked is not None:
+            self._asked = self._no_room = None
+            self.act(RoomGiven(self.session, error.info()))
+
+    def _shrink(self) -> None:
+        """From now on it counts with what it declared, or with what it is measured to hold."""
+        if self._grown:
+            self._grown = False
+            self.ledger.settle(self.session, taken=False)
+
+    def _open_if_room(self, now_ms: float) -> bool:
         opened = self._opening
         assert opened is not None
         self._no_room = None
@@ -385,8 +446,12 @@ class SessionControl:
 
     def refuse_room(self, now_ms: float) -> None:
         """Nobody can make the room that the session waits for."""
-        error, self._no_room = self._no_room, None
+        error = self._no_room
         assert error is not None
+        if self._asked is not None:
+            self._refuse_asked(error)
+            return
+        self._no_room = None
         self.operation_done(OperationDone(self.session, error.info()), now_ms)
 
     # What the engine did
@@ -404,6 +469,8 @@ class SessionControl:
             return
         self.progress_ms = now_ms
         opening = self.state is SessionState.OPENING
+        self._asked = None
+        self._shrink()
         parking, self.parking = self.parking, False
         # After a park that succeeded, and after a restore that failed.
         stays = self._durable or parking == (event.error is None)
@@ -490,6 +557,7 @@ class SessionControl:
             (self._busy, self._signal and self._signal.name),
             (self.unsaid, self.gap_since_ms),
             (self.priority, self._parks, self._no_room is not None),
+            (self._asked, self._grown),
             (self.forking, self._forked_at, tuple(sorted(self.forks))),
             (self.parking, self._stored, self._kept_ms),
             (self._snapshots, self._snapshot_due, self._snapshot_order, self._snapshot_failed),
@@ -561,7 +629,7 @@ class SessionControl:
                 self._busy = opened.command
                 self._opening = opened
                 self.priority = opened.priority
-                self.open_if_room(now_ms)
+                self._open_if_room(now_ms)
             case Park() as park if (error := self._unparkable()) is not None:
                 self._refuse(park, error, now_ms)
             case Park(command=command, expires_at_s=expires_at_s):
@@ -772,6 +840,10 @@ class SessionControl:
 
     def _turn_over(self, changed: bool, now_ms: float) -> None:
         self.progress_ms = now_ms
+        if self._asked is not None and not self.turns.runs(self._asked.turn or 0):
+            self._asked = self._no_room = None
+        if not self.turns:
+            self._shrink()
         self._snapshot_due = self._snapshot_due or changed
         self._pump(now_ms)
         self._finish_closing()

@@ -31,6 +31,7 @@ from protocol.errors import (
     ErrorInfo,
     InvalidRequest,
     SessionStateLost,
+    raised,
 )
 from protocol.link_events import LinkSettings
 from protocol.link_frames import WorkerInfo
@@ -80,6 +81,8 @@ from workers.control_events import (
     ParkSession,
     RepeatTurn,
     Restore,
+    RoomAsked,
+    RoomGiven,
     SendOutput,
     SendReport,
     SessionFreed,
@@ -94,7 +97,14 @@ from workers.control_events import (
     TurnFinished,
     VoidTurn,
 )
-from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession, ParkableSession
+from workers.engine import (
+    DeviceUse,
+    EmitEvent,
+    Engine,
+    EngineSession,
+    NeedsRoom,
+    ParkableSession,
+)
 from workers.host_memory import resident_bytes
 from workers.parking import Parking
 from workers.running_turns import RunningTurns
@@ -105,6 +115,8 @@ from workers.transfers import Transfers
 _log = structlog.get_logger(__name__)
 
 _STOP_S = 3.0
+_RESTORES = 8
+"""How often a restore is tried for which others have made room: there may be less again."""
 _SAMPLE_MS = 500.0
 """Processor time is counted by the system in steps of 10 ms: too soon says too little."""
 
@@ -136,6 +148,8 @@ class Worker:
         self._sessions: dict[str, EngineSession] = {}
         self._parking: Parking | None = None
         self._moving: dict[str, asyncio.Task[OperationDone]] = {}
+        self._asked: dict[str, asyncio.Future[ErrorInfo | None]] = {}
+        """By session, who waits for room that its engine has asked for."""
         self._events: deque[Event] = deque()
         self._telling = False
         self._settle_due = False
@@ -187,6 +201,7 @@ class Worker:
                     tasks,
                     tell=self._turn_tells,
                     explain=self._explain,
+                    reserve=self._reserve,
                 )
                 await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not loading.done() or loading.exception() is None:
@@ -333,6 +348,11 @@ class Worker:
                 self._transfers.put(action)
             case PaceTurn():
                 self._turns.pace(action)
+            case RoomGiven():
+                if (asked := self._asked.pop(action.session, None)) is not None and (
+                    not asked.done()
+                ):
+                    asked.set_result(action.error)
             case ApplyInput():
                 self._apply(action)
             case FeedTurn():
@@ -494,10 +514,37 @@ class Worker:
         if self._parking is None:
             raise SessionStateLost("this worker has no store of parked sessions")
         name = action.session
-        session, step = await self._parking.restore(
-            name, action.settings, self._notice(name), restore
-        )
+        for attempt in range(_RESTORES):
+            try:
+                session, step = await self._parking.restore(
+                    name, action.settings, self._notice(name), restore
+                )
+                break
+            except NeedsRoom as lacking:
+                if attempt == _RESTORES - 1:
+                    raise
+                await self._reserve(name, None, lacking.needs)
         return {**self._opened(action, session), "committed_step": step}
+
+    async def _reserve(self, name: str, turn: int | None, needs: dict[str, int]) -> None:
+        """Have a session count with so many bytes, once others have made room if they have to.
+
+        Raises CapacityExceeded, or what else there is against it.
+        """
+        if name in self._asked:
+            raise CapacityExceeded("the session waits for room already")
+        # What sessions that share something are charged for may have changed with one of them.
+        for session in self._sessions:
+            self._measure(session)
+        asked = self._asked[name] = self._loop.create_future()
+        try:
+            self._tell(RoomAsked(name, turn, needs))
+            error = await asked
+        finally:
+            if self._asked.get(name) is asked:
+                del self._asked[name]
+        if error is not None:
+            raise raised(error)
 
     def _configure(self, action: ConfigureSession) -> dict[str, Any]:
         self._sessions[action.session].configure(action.settings)

@@ -73,6 +73,7 @@ from workers.control_events import (
     ParkSession,
     RepeatTurn,
     Restore,
+    RoomGiven,
     SendOutput,
     SendReport,
     SessionFreed,
@@ -232,6 +233,8 @@ class WorkerProcess(Process):
                 engine.cancel(action.session, action.turn)
             case AbandonTurn():
                 engine.abandon(action.session, action.turn)
+            case RoomGiven():
+                pass  # No engine asks for more than it has declared here.
             case PaceTurn():
                 engine.pace(action.session, action.turn, action.wait)
             case FreeSession():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -116,7 +116,10 @@ async def opened(http: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving_worlds(
-    rate_hz: float = 100.0, limits: Limits | None = None, **options: Any
+    rate_hz: float = 100.0,
+    limits: Limits | None = None,
+    spec: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[RealGateway, httpx.AsyncClient]]:
     """A gateway that serves random worlds, and requests to it."""
     pipeline = replace(WORLD, play=Play(rate_hz), limits=limits or WORLD.limits)
@@ -124,7 +127,7 @@ async def serving_worlds(
     engine = WorldEngine.create(chosen)
     await engine.load()
     async with (
-        serving_kind(pipeline, lambda _: engine) as it,
+        serving_kind(pipeline, lambda _: engine, spec=spec) as it,
         requests(it.http) as http,
     ):
         yield it, http

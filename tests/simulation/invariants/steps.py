@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sessions.client import Answered, Refused, SessionCreated
@@ -66,7 +66,8 @@ class _Loop:
 class I5Steps(Invariant):
     """The output of a step tells the state that it ran on: it is that of all committed steps
     since the last beginning, or the session has said that its state is lost. What is
-    committed stays so until a reset; a step that is asked for again gets its first answer."""
+    committed stays so until a reset; a step that is asked for again gets its first answer,
+    but for where the loop is now."""
 
     name = "I5 steps"
     preconditions = (
@@ -260,6 +261,7 @@ class I5Steps(Invariant):
         if step in loop.answers:
             self.count("steps answered again")
             self.check(value == loop.answers[step], f"step {step} was answered otherwise before")
+            self._says_where_it_is(client, loop, answer)
             return
         self.check(not loop.lost, f"{client.session} answers {step}, but its state is lost")
         self.check(
@@ -286,6 +288,14 @@ class I5Steps(Invariant):
             loop.possible[step] = {checksum}
         loop.answers[step] = value
 
+    def _says_where_it_is(self, client: Client, loop: _Loop, answer: StepDone | StepFailed) -> None:
+        """An answer that is given again tells of now: one step may be committed that nobody was
+        told of yet."""
+        self.check(
+            answer.committed_step in (loop.committed, loop.committed + 1),
+            f"{client.session} says {answer} again, but {loop.committed} was committed",
+        )
+
     def _commit(self, loop: _Loop, step: int) -> None:
         loop.committed = step
         after: set[bytes] = set()
@@ -307,7 +317,8 @@ class I5Steps(Invariant):
         if answer.step in loop.answers:
             self.count("steps answered again")
             first = loop.answers[answer.step]
-            self.check(value_of(answer) == first, f"{answer} was {first} before")
+            self.check(_apart(answer) == first, f"{answer} was {first} before")
+            self._says_where_it_is(client, loop, answer)
             return
         self.count("steps failed")
         if code == "step_cancelled":
@@ -332,9 +343,14 @@ class I5Steps(Invariant):
         elif answer.committed_step > loop.committed and code not in REFUSED:
             self.count("committed steps whose output was lost")
             self._commit(loop, answer.step)
-            loop.answers[answer.step] = value_of(answer)
+            loop.answers[answer.step] = _apart(answer)
 
     def released(self, client: Client, reason: CloseReason) -> None:
         """Nothing more to hold it against."""
         self._loops.pop(client.session, None)
         self._forked.pop(client.session, None)
+
+
+def _apart(answer: StepFailed) -> Any:
+    """What an answer always says: not where the loop is as it is given."""
+    return value_of(replace(answer, committed_step=answer.step))

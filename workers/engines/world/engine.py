@@ -23,7 +23,7 @@ from protocol.allocator import keep_freed_memory
 from protocol.device_bytes import HOST
 from protocol.errors import ModelFileError
 from protocol.payloads import PayloadType
-from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession
+from workers.engine import DeviceUse, EmitEvent, Engine, EngineSession, NeedsRoom
 from workers.engines.world.architecture import Architecture
 from workers.engines.world.blocks import BlockPool
 from workers.engines.world.pace import CallTime
@@ -182,11 +182,14 @@ class WorldEngine(Engine):
         self, session: str, settings: dict[str, Any], emit: EmitEvent, path: Path
     ) -> EngineSession:
         """A world in the state of the snapshot at `path`. Raises as `open` does,
-        SessionStateLost, and CapacityExceeded where the cache has no room for it."""
+        SessionStateLost, and NeedsRoom where the cache has no room for it."""
         from workers.engines.world.parked import placed, read_state
 
         wanted = read(settings, WorldSettings, SETTINGS).check(self.architecture)
         parked, content = await asyncio.to_thread(read_state, path)
+        if self.pool.free < len(content[0]):
+            needs = {self.device: len(content[0]) * self.block_bytes}
+            raise NeedsRoom("no block of the cache is free", needs)
         restored = self.opened(wanted)
         blocks: list[int] = []
         try:

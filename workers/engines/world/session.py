@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from workers.engines.world.engine import WorldEngine
 
 
+TRIES = 8
+"""How often a step asks for room for its blocks: what others make of it they may have shared."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A rollout that is kept, and its scene."""
@@ -77,6 +81,7 @@ class WorldSession(ParkableSession):
             self._draft.give_up()
         self._draft = draft = self._engine.draft(self.rollout, self)
         try:
+            await self._take_blocks(turn, draft, wanted.frames)
             usage = await self._make(turn, wanted, rows, scene, draft)
         except BaseException:
             draft.give_up()
@@ -89,6 +94,18 @@ class WorldSession(ParkableSession):
             self.step = self.step + 1 if turn.step is None else turn.step
 
         return TurnResult(usage, commit)
+
+    async def _take_blocks(self, turn: Turn, draft: Draft, frames: int) -> None:
+        """Have the blocks of all frames before the first is made; others may have to be parked for
+        that. Raises CapacityExceeded."""
+        engine, lacks = self._engine, draft.lacks(frames)
+        for _ in range(TRIES):
+            if engine.pool.free >= lacks:
+                break
+            needs = self.measure()
+            needs[engine.device] += lacks * engine.block_bytes
+            await turn.reserve(needs)
+        draft.take(lacks)
 
     async def _make(
         self, turn: Turn, wanted: StepParameters, rows: list[Held], scene: int, draft: Draft
