@@ -627,6 +627,9 @@ def test_what_is_told_again_does_not_bring_back_where_the_loop_stood() -> None:
         {"actions": received(to_payloads("actions", {"actions": "left"}))},
         {"actions": received(to_payloads("actions", {"actions": np.array(1.0)}))},
         {"actions": received(to_payloads("actions", {"actions": np.zeros((0, 1))}))},
+        {"actions": received(to_payloads("actions", {"actions": np.zeros(1)}))},
+        {"actions": received(to_payloads("actions", {"actions": np.zeros((5, 1, 1))}))},
+        {"actions": received(to_payloads("actions", {"actions": np.zeros((5, 2))}))},
         {"actions": received(to_payloads("actions", {"actions": np.array([[1.0], [np.nan]])}))},
         {"actions": received(to_payloads("actions", {"actions": np.array([[np.inf]])}))},
         {"actions": received(to_payloads("actions", {"actions": np.array([[True]])}))},
@@ -651,19 +654,13 @@ def test_an_answer_that_no_robot_can_do_is_a_failure_and_the_loop_goes_on(
     assert is_tick(robot.act()), "a plan that goes on is better"
 
 
-def test_a_prefix_of_actions_with_axes_of_their_own_is_told_flat() -> None:
-    robot = Robot(prefix_key="prefix", prefix_steps=3, safe_action=[SAFE] * 6)
-    robot.turn()
-    robot.turn()
+def test_a_safe_action_of_the_gateway_that_is_none_of_this_robot_is_not_done() -> None:
+    robot = Robot()
     robot.begin()
-    step = robot.done()
-    chunk = np.arange(5 * 6, dtype=np.float32).reshape(5, 2, 3)
-    outputs = {"actions": received(to_payloads("actions", {"actions": chunk}))}
-    robot.tell("step_done", step=step, committed_step=step, outputs=outputs)
-    assert robot.asked is not None
-    told = observation(robot.asked)
-    assert told["prefix"].tolist() == [[*range(12, 18)], [*range(18, 24)], [0] * 6]
-    assert told["prefix_length"] == 2
+    outputs = {"actions": received(to_payloads("actions", {"actions": np.zeros((5, 7))}))}
+    place = {"step": robot.done(), "committed_step": 1, "in_flight": False}
+    robot.tell("safe_action", **place, reason="late", outputs=outputs)
+    assert safe_for(robot.act(), "protocol_error")
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000.0, -3_600_000.0])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from antiphon_client.arrays import from_payloads
 from antiphon_client.errors import ProtocolError
+from antiphon_client.told import understood
 
 Vector = npt.NDArray[Any]
 
@@ -62,16 +63,19 @@ def safe_action(given: npt.ArrayLike) -> Vector:
     return values
 
 
-def chunk_of(fields: Mapping[str, Any]) -> Vector:
-    """The actions of an answer, one a row. Raises ProtocolError for what no robot can do."""
-    try:
+def chunk_of(fields: Mapping[str, Any], dimensions: int) -> Vector:
+    """The actions of an answer, each a row of so many numbers. Raises ProtocolError for what the
+    robot cannot do."""
+    with understood("an answer without actions"):
         chunk = from_payloads(fields["outputs"]["actions"])["actions"]
-    except (KeyError, TypeError) as error:
-        raise ProtocolError(f"an answer without actions: {error!r}") from None
     if not isinstance(chunk, np.ndarray) or chunk.dtype.kind not in "iuf" or not chunk.size:
         raise ProtocolError("actions that are no array of numbers")
-    if chunk.ndim < 1 or not np.isfinite(chunk).all():
-        raise ProtocolError("actions that are no rows of finite numbers")
+    if chunk.ndim != 2 or not np.isfinite(chunk).all():
+        raise ProtocolError(f"actions that are no rows of finite numbers: {chunk.shape}")
+    if chunk.shape[1] != dimensions:
+        raise ProtocolError(
+            f"actions of {chunk.shape[1]} numbers, for a robot whose safe action has {dimensions}"
+        )
     return chunk
 
 

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from antiphon_client.errors import ConnectionLost, ProtocolError, Refused
+from antiphon_client.errors import AntiphonError, ConnectionLost, ProtocolError, Refused
 from antiphon_client.stream import SUBPROTOCOL, Event, StreamMachine
 
 MAX_ANSWER_BYTES = 96 * 1024 * 1024
@@ -71,7 +71,15 @@ class Connections:
         self.room_to_read.set()
 
     async def run(self) -> None:
-        """Keep a connection, until the session is over. Never raises but CancelledError."""
+        """Keep a connection, until the session is over. Never raises but CancelledError: whoever
+        waits has to know that nothing more will come."""
+        try:
+            await self._keep()
+        except Exception as error:
+            fault = AntiphonError(f"the session cannot be kept up: {error!r}")
+            self._handle(self._machine.give_up(fault), 0)
+
+    async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         delay_s = FIRST_RETRY_S
         lost_s = loop.time()
@@ -105,6 +113,10 @@ class Connections:
             return None, error.message
         except (OSError, InvalidHandshake, ConnectionClosed) as error:
             return None, str(error) or type(error).__name__
+        except Exception as error:
+            odd = not_understood(error)
+            self._handle(self._machine.give_up(odd), 0)
+            return None, odd.message
 
     async def _carry(self, socket: ClientConnection) -> None:
         """Frames both ways, until the connection is at its end."""
@@ -143,3 +155,8 @@ class Connections:
                 except TimeoutError:
                     if self.room_to_read.is_set():
                         socket.transport.abort()
+
+
+def not_understood(error: Exception) -> ProtocolError:
+    """Of a connection that ended by what nobody foresees, such as a redirection to nowhere."""
+    return ProtocolError(f"an answer that is none of a gateway: {error!r:.200}")

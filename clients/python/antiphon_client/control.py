@@ -23,6 +23,7 @@ from antiphon_client.halt import Halt
 from antiphon_client.limits import MAX_FRAME_BYTES
 from antiphon_client.options import ControlOptions
 from antiphon_client.steps import StepCounter
+from antiphon_client.told import text, understood, yes_or_no
 
 MAX_OBSERVATION_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """The rest is for what is said beside the observation."""
@@ -72,9 +73,17 @@ class _Observed:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    values: Vector
+class _Plan:
+    """A chunk of actions: for the tick of its observation and those behind it."""
+
+    tick: int
     observed_ms: float
+    chunk: Vector
+
+    @property
+    def end(self) -> int:
+        """The first tick that it has no action for."""
+        return self.tick + len(self.chunk)
 
 
 class ControlMachine:
@@ -100,12 +109,12 @@ class ControlMachine:
         self._observed: _Observed | None = None
         self._asked: _Observed | None = None
         self._asked_tick: int | None = None
-        self._plan: dict[int, _Planned] = {}
+        self._plan: _Plan | None = None
         self._from_gateway: tuple[int, Vector, str] | None = None
         self._delays: deque[int] = deque(maxlen=LATENCIES)
         self._last: Vector | None = None
         self._dimensions = options.safely(None).size
-        """How many numbers an action has: as the policy gave it last, or else the safe one."""
+        """How many numbers an action has."""
 
     @property
     def stopped(self) -> bool:
@@ -132,8 +141,8 @@ class ControlMachine:
         if self._observed is not None and self.steps.in_flight is not None:
             self.counts.superseded += 1
         self._observed = _Observed(self._tick, now_ms, payloads)
-        for tick in [tick for tick in self._plan if tick < self._tick]:
-            del self._plan[tick]
+        if self._plan is not None and self._plan.end <= self._tick:
+            self._plan = None
 
     def decided(self, now_ms: float) -> bool:
         """Whether there is no use in waiting longer for this tick's action."""
@@ -159,18 +168,18 @@ class ControlMachine:
             return self._watchdog("stopped")
         planned = self._planned(now_ms)
         if planned is not None:
-            age_ms = now_ms - planned.observed_ms
-            return Action(planned.values, Source.POLICY, self._tick, age_ms)
+            values, age_ms = planned.chunk[self._tick - planned.tick], now_ms - planned.observed_ms
+            return Action(values, Source.POLICY, self._tick, age_ms)
         safe = self._safe_from_gateway()
         if safe is not None:
             return Action(safe[0], Source.GATEWAY, self._tick, reason=safe[1])
         return self._watchdog(self._why_nothing_came())
 
-    def _planned(self, now_ms: float) -> _Planned | None:
-        planned = self._plan.get(self._tick)
-        if planned is None or now_ms - planned.observed_ms > self.options.max_age_ms:
+    def _planned(self, now_ms: float) -> _Plan | None:
+        """The plan, if it has an action for this tick that is young enough."""
+        if self._plan is None or now_ms - self._plan.observed_ms > self.options.max_age_ms:
             return None
-        return planned
+        return self._plan
 
     def _safe_from_gateway(self) -> tuple[Vector, str] | None:
         if self._from_gateway is None or self._from_gateway[0] != self._tick:
@@ -197,7 +206,9 @@ class ControlMachine:
     def ask(self) -> dict[str, Any] | None:
         """The step to send now, if there is one: the input of an update."""
         observed = self._observed
-        if observed is None or not self.connected or not self.steps.ready or self._waits():
+        if observed is None or self.over is not None or not self.connected:
+            return None
+        if not self.steps.ready or self._waits():
             return None
         self._observed, self._asked, self._asked_tick = None, observed, observed.tick
         self.counts.sent += 1
@@ -215,14 +226,12 @@ class ControlMachine:
 
     def _wanted_within_ms(self) -> float:
         """When the plan has run out: in the first tick that has no action."""
-        tick = self._tick
-        while tick in self._plan:
-            tick += 1
-        return (tick - self._tick) * self.options.period_ms + self.options.deadline_ms
+        ticks = 0 if self._plan is None else self._plan.end - self._tick
+        return ticks * self.options.period_ms + self.options.deadline_ms
 
     def _waits(self) -> bool:
         """Whether the plan is to be executed further before the policy is asked again."""
-        if self._asked_tick is None or self._tick not in self._plan:
+        if self._asked_tick is None or self._plan is None:
             return False
         return self._tick - self._asked_tick < self.options.execute
 
@@ -230,17 +239,22 @@ class ControlMachine:
         """The actions of `tick` and on that will be taken before an answer can be there, in
         `steps` rows, and how many they are."""
         prefix = np.zeros((steps, self._dimensions), _PREFIX_DTYPE)
-        count, most = 0, min(max(self._delays, default=0), steps)
-        while count < most and (planned := self._plan.get(tick + count)) is not None:
-            prefix[count] = planned.values.ravel()
-            count += 1
+        if self._plan is None:
+            return prefix, 0
+        count = min(max(self._delays, default=0), steps, self._plan.end - tick)
+        first = tick - self._plan.tick
+        prefix[:count] = self._plan.chunk[first : first + count]
         return prefix, count
 
     # What the gateway says
 
     def told(self, type: str, sequence: int, fields: Mapping[str, Any], now_ms: float) -> None:
         """Output number `sequence` of the session. Actions that are none count as a failure of the
-        policy, whose code is `protocol_error`."""
+        policy, whose code is `protocol_error`. Raises ProtocolError for an output that is none."""
+        with understood(f"an output {type!r:.64}"):
+            self._told(type, sequence, fields)
+
+    def _told(self, type: str, sequence: int, fields: Mapping[str, Any]) -> None:
         ended = self.steps.told(type, sequence, fields)
         news = sequence > self._stopped_as_of
         match type:
@@ -264,32 +278,29 @@ class ControlMachine:
         if asked is None or self.stopped:
             return
         try:
-            chunk = chunk_of(fields)
+            chunk = chunk_of(fields, self._dimensions)
         except ProtocolError as error:
             self._failed(error)
             return
         self.error = None
         self.counts.answered += 1
         self._delays.append(self._tick - asked.tick)
-        if asked.tick + len(chunk) <= self._tick:
+        plan = _Plan(asked.tick, asked.at_ms, chunk)
+        if plan.end <= self._tick:
             self.counts.stale += 1
             return
-        self._dimensions = chunk[0].size
-        self._plan = {
-            asked.tick + index: _Planned(values, asked.at_ms)
-            for index, values in enumerate(chunk)
-            if asked.tick + index >= self._tick
-        }
+        self._plan = plan
 
     def _safe(self, fields: Mapping[str, Any], *, over: bool) -> None:
         """The gateway gives its safe action; if the step is not `over`, its own is not given."""
+        reason = text(fields["reason"], "reason")
         if over:
             self._asked = None
         try:
-            self._from_gateway = (self._tick, chunk_of(fields)[0], str(fields["reason"]))
+            self._from_gateway = (self._tick, chunk_of(fields, self._dimensions)[0], reason)
         except ProtocolError as error:
             self.error = error
-        if fields["reason"] == "stopped" and not self.stopped:
+        if reason == "stopped" and not self.stopped:
             self._hold()  # An operator has joined in a stop that a reset has ended.
 
     def _failed(self, error: AntiphonError) -> None:
@@ -304,7 +315,7 @@ class ControlMachine:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._plan.clear()
+        self._plan = None
         self._observed = self._asked = self._asked_tick = self._from_gateway = None
         self.error = None
 
@@ -314,13 +325,16 @@ class ControlMachine:
         self._failed(error)
         if error.code == "emergency_stopped":
             self._halt.step_refused()
-            self._plan.clear()
+            self._plan = None
 
     def attached(self, fields: Mapping[str, Any]) -> None:
-        """There is a connection, the first one or another."""
+        """There is a connection, the first one or another. Raises ProtocolError where it does not
+        say how the loop stands."""
+        with understood("where the loop stands"):
+            self.steps.attached(fields["snapshot"], fields["sequence"])
+            stopped = yes_or_no(fields["snapshot"].get("stopped", False), "stopped")
         self.connected = True
-        self.steps.attached(fields["snapshot"], fields["sequence"])
-        if fields["snapshot"].get("stopped", False):
+        if stopped:
             self._stopped_as_of = fields["sequence"]
             self._hold()
         elif self._halt.held:
@@ -341,7 +355,7 @@ class ControlMachine:
     def stop(self) -> None:
         """From now on, and until a release or a reset, every action is the safe one."""
         self._halt.stop()
-        self._plan.clear()
+        self._plan = None
 
     def stop_known(self) -> None:
         """The gateway has answered to the stop."""
@@ -354,7 +368,7 @@ class ControlMachine:
 
     def _hold(self, *, by_client: bool = False) -> None:
         self._halt.hold(by_client=by_client)
-        self._plan.clear()
+        self._plan = None
 
     def _released(self) -> None:
         """Nothing that was planned or asked before is done."""

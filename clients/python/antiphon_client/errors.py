@@ -106,12 +106,15 @@ class NoAnswer(AntiphonError, TimeoutError):
 _KINDS: Mapping[str, type[AntiphonError]] = {"client": Refused, "capacity": NoRoom}
 
 
-def error_of(info: Mapping[str, Any]) -> AntiphonError:
-    """An error as the gateway told it, to be raised."""
+def error_of(info: Any) -> AntiphonError:
+    """An error as the gateway told it, to be raised. Raises ProtocolError for what is none."""
+    if not isinstance(info, Mapping):
+        raise ProtocolError(f"an error is a map, not {info!r:.100}")
     kind = _KINDS.get(str(info.get("kind")), ServerFailed)
+    field, retry_after_ms = info.get("field"), info.get("retry_after_ms")
     return kind(
         str(info.get("message", "")),
         code=str(info.get("code", kind.code)),
-        field=info.get("field"),
-        retry_after_ms=info.get("retry_after_ms"),
+        field=field if isinstance(field, str) else None,
+        retry_after_ms=retry_after_ms if type(retry_after_ms) is int else None,
     )

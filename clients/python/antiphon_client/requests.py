@@ -24,6 +24,28 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _KINDS = {"invalid_request_error": "client", "rate_limit_error": "capacity"}
 
 
+class _Call:
+    """A request, which another thread than the one that waits for it may give up."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.connection = connection
+        self.socket: socket.socket | None = None
+        """Of the connection, which has it no more where the answer is to be the last."""
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Let the thread that waits go on: its connection is at its end."""
+        self._given_up = True
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise OSError where it was given up: what was read may be a part."""
+        if self._given_up:
+            raise ConnectionAbortedError("given up")
+
+
 class Requests:
     """Requests to the gateway at `url`, with its key if it has keys."""
 
@@ -42,25 +64,34 @@ class Requests:
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> Any:
         """The body of the answer. Raises AntiphonError for every answer but a good one, and
-        NotReachable where none came within `timeout_s`."""
-        connection = self._connection(timeout_s)
-        given_up = threading.Event()
+        NotReachable where all of one has not come within `timeout_s`."""
+        call = _Call(self._connection(timeout_s))
         asking = asyncio.get_running_loop().run_in_executor(
-            None, self._ask, connection, method, path, body, given_up
+            None, self._ask, call, method, path, body
         )
         try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            given_up.set()
-            _hang_up(connection)
-            asking.add_done_callback(_retrieve)
-            raise
+            # The connection's own limit is for each piece of an answer.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(asking)
+        except TimeoutError:
+            raise NotReachable(f"{method} {path}: no answer within {timeout_s:g} s") from None
+        finally:
+            if not asking.done():
+                call.give_up()
+                asking.add_done_callback(_retrieve)
 
     def ask_now(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> Any:
         """The same, for a thread that may wait."""
-        return self._ask(self._connection(timeout_s), method, path, body, threading.Event())
+        call = _Call(self._connection(timeout_s))
+        timer = threading.Timer(timeout_s, call.give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._ask(call, method, path, body)
+        finally:
+            timer.cancel()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._secure:
@@ -69,14 +100,7 @@ class Requests:
             )
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
-    def _ask(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        given_up: threading.Event,
-    ) -> Any:
+    def _ask(self, call: _Call, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         headers = dict(self._headers)
         encoded = None
         if body is not None:
@@ -87,13 +111,15 @@ class Requests:
                     code="body_too_large",
                 )
             headers["Content-Type"] = "application/json"
+        connection = call.connection
         try:
             connection.connect()
-            if given_up.is_set():
-                raise ConnectionAbortedError("given up")
+            call.socket = connection.sock
+            call.check()
             connection.request(method, self._path + path, encoded, headers)
             answer = connection.getresponse()
             read = answer.read(MAX_ANSWER_BYTES)
+            call.check()
         except (OSError, http.client.HTTPException) as error:
             raise NotReachable(f"{method} {path}: {error or type(error).__name__}") from error
         finally:
@@ -106,7 +132,7 @@ def _read(answer: http.client.HTTPResponse, body: bytes) -> Any:
         return None
     try:
         read = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ProtocolError(f"status {answer.status}, and no JSON") from None
     if answer.status < 400:
         return read
@@ -118,13 +144,6 @@ def _read(answer: http.client.HTTPResponse, body: bytes) -> Any:
     except (KeyError, TypeError):
         raise ProtocolError(f"status {answer.status} without an error") from None
     raise error_of(info)
-
-
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    """Let the thread that waits go on: its connection is at its end."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _retrieve(asked: asyncio.Future[Any]) -> None:

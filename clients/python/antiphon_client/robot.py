@@ -240,7 +240,7 @@ class AsyncRobotLoop(ClosedOnLeaving):
         if type == "was_reset":
             over.set_result(None)
         elif type == "refused":
-            over.set_exception(error_of(fields["error"]))
+            over.set_exception(error_of(fields.get("error")))
 
     def _ask(self) -> None:
         if self._session.error is not None:

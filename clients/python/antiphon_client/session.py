@@ -27,6 +27,7 @@ from antiphon_client.stream import (
     Over,
     StreamMachine,
     Token,
+    token_of,
 )
 
 QUEUE_OUTPUTS = 256
@@ -35,9 +36,22 @@ QUEUE_BYTES = 16 * 1024 * 1024
 
 OPEN_TIMEOUT_S = 150.0
 """How long an open may wait for a place."""
+RESUME_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 PING_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def answered_within(timeout_s: float, otherwise: str) -> AsyncIterator[None]:
+    """Raises NoAnswer, which says what is the case `otherwise`, after `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        if isinstance(error, AntiphonError):
+            raise
+        raise NoAnswer(f"{otherwise} within {timeout_s:.3g} s") from None
 
 
 class Gateway:
@@ -69,8 +83,11 @@ class Gateway:
         """A new session of the pipeline `model`, attached. Waits where there is a queue. `control`
         is that of the gateway's control loop, for robots.
 
-        Raises Refused, NoRoom, NotReachable and other AntiphonErrors.
+        Raises Refused, NoRoom, NotReachable and other AntiphonErrors; NoAnswer where it was opened
+        and could not be attached within `timeout_s`.
         """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
         body: dict[str, Any] = {}
         if model is not None:
             body["model"] = model
@@ -81,13 +98,15 @@ class Gateway:
         if control:
             body["control"] = control
         opened = await self.requests.ask("POST", "/v1/sessions", body, timeout_s)
-        return await self.resume(Token(opened["id"], opened["secret"]))
+        return await self.resume(token_of(opened), timeout_s=max(until_s - loop.time(), 0.0))
 
-    async def resume(self, token: Token) -> Session:
-        """The session that `token` names, as another process left it. Raises AntiphonError."""
+    async def resume(self, token: Token, *, timeout_s: float = RESUME_TIMEOUT_S) -> Session:
+        """The session that `token` names, as another process left it. Raises AntiphonError, such as
+        NoAnswer where it could not be attached within `timeout_s`."""
         session = Session(self, token)
         try:
-            await session.until_attached()
+            async with answered_within(timeout_s, "the session is not attached"):
+                await session.until_attached()
         except BaseException:
             await session.detach()
             raise

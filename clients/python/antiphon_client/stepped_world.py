@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from antiphon_client import told
 from antiphon_client.closing import ClosedOnLeaving
 from antiphon_client.connection import FIRST_RETRY_S, LAST_RETRY_S
 from antiphon_client.errors import AntiphonError, NotReachable, ProtocolError
@@ -20,6 +21,7 @@ from antiphon_client.session import (
     REQUEST_TIMEOUT_S,
     Gateway,
 )
+from antiphon_client.stream import token_of
 
 
 class SteppedWorld(ClosedOnLeaving):
@@ -28,10 +30,12 @@ class SteppedWorld(ClosedOnLeaving):
 
     def __init__(self, gateway: Gateway, opened: Mapping[str, Any]) -> None:
         self._gateway = gateway
-        self.id = str(opened["id"])
-        self.world: Mapping[str, Any] = opened["world"]
+        self.id = token_of(opened).session
+        with told.understood("the answer to an open"):
+            world, facts = told.fields(opened["world"], "world"), opened["facts"]
+            self.committed_step = told.whole(facts["committed_step"], "committed_step")
+        self.world: Mapping[str, Any] = world
         """What it is, as of a `World`."""
-        self.committed_step = int(opened["facts"]["committed_step"])
         self._stepping = False
 
     @classmethod
@@ -95,14 +99,17 @@ class SteppedWorld(ClosedOnLeaving):
         if scene is not None:
             body["scene"] = scene
         answer = await self._again("step", body, attempts, timeout_s)
-        self.committed_step = int(answer["committed_step"])
-        made = [
-            np.frombuffer(_bytes(frame["data"]), np.uint8).reshape(
-                frame["height"], frame["width"], 3
-            )
-            for frame in answer["frames"]
-        ]
-        return np.stack(made)
+        with told.understood("the answer to a step"):
+            committed = told.whole(answer["committed_step"], "committed_step")
+            made = [
+                np.frombuffer(_bytes(frame["data"]), np.uint8).reshape(
+                    frame["height"], frame["width"], 3
+                )
+                for frame in answer["frames"]
+            ]
+            pictures = np.stack(made)
+        self.committed_step = committed
+        return pictures
 
     async def reset(
         self, settings: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
@@ -112,7 +119,9 @@ class SteppedWorld(ClosedOnLeaving):
 
     async def checkpoint(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[int]:
         """Keep the state as it is: the steps after which one is kept. Raises AntiphonError."""
-        return list((await self._change("checkpoint", {}, timeout_s))["kept"])
+        answer = await self._change("checkpoint", {}, timeout_s)
+        with told.understood("the answer to a checkpoint"):
+            return [told.whole(step, "kept") for step in answer["kept"]]
 
     async def rewind(self, step: int, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         """Go back to the state that was kept after `step`. Raises AntiphonError."""
@@ -121,7 +130,8 @@ class SteppedWorld(ClosedOnLeaving):
     async def _change(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> Any:
         path = f"/v1/worlds/{self.id}/{verb}"
         answer = await self._gateway.requests.ask("POST", path, body, timeout_s)
-        self.committed_step = int(answer["committed_step"])
+        with told.understood(f"the answer to {verb}"):
+            self.committed_step = told.whole(answer["committed_step"], "committed_step")
         return answer
 
     async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from antiphon_client.told import whole, yes_or_no
+
 
 class StepCounter:
     """Which step is next, and which one is in flight."""
@@ -43,11 +45,13 @@ class StepCounter:
 
     def attached(self, snapshot: Mapping[str, Any], sequence: int) -> None:
         """A connection is there, and this is where the loop stood as of output `sequence`; what is
-        told again follows."""
-        self._snapshot, self._as_of = snapshot, sequence
-        self.lost = bool(snapshot["lost"])
-        self.committed = snapshot["committed_step"]
+        told again follows. Raises ProtocolError for a snapshot that is none."""
         under_way = snapshot["in_flight"]
+        if under_way is not None:
+            whole(under_way, "in_flight")
+        self.lost = yes_or_no(snapshot["lost"], "lost")
+        self.committed = whole(snapshot["committed_step"], "committed_step")
+        self._snapshot, self._as_of = snapshot, sequence
         self._others = under_way if under_way != self.in_flight else None
 
     def outputs_lost(self) -> bool:
@@ -59,16 +63,18 @@ class StepCounter:
         return True
 
     def told(self, type: str, sequence: int, fields: Mapping[str, Any]) -> bool:
-        """Output number `sequence` of the session. Returns whether it ends the step in flight."""
+        """Output number `sequence` of the session. Returns whether it ends the step in flight.
+        Raises ProtocolError for one whose steps are no numbers."""
         news = sequence > self._as_of
         if news and "committed_step" in fields:
-            self.committed = fields["committed_step"]
+            self.committed = whole(fields["committed_step"], "committed_step")
         match type:
             case "step_done" | "step_failed":
-                return self._ended(fields["step"])
+                return self._ended(whole(fields["step"], "step"))
             case "safe_action":
                 # Without its output one that is in flight goes on, and fails in the end.
-                return not fields["in_flight"] and self._ended(fields["step"])
+                in_flight = yes_or_no(fields["in_flight"], "in_flight")
+                return not in_flight and self._ended(whole(fields["step"], "step"))
             case "state_lost" if news:
                 self.lost = True
             case "was_reset" | "was_restored":

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon_client import told
 from antiphon_client.errors import (
     AntiphonError,
     ControlLost,
@@ -45,6 +46,9 @@ _FINAL = frozenset({1000, 1008, 4001})
 
 # Close codes that say what is wrong with a message, which would be sent again.
 _UNREADABLE = frozenset({1003, 1007, 1009})
+
+# It becomes a part of paths.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 _VISIBLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 
@@ -115,6 +119,15 @@ class Token:
     session: str
     secret: str = field(repr=False)
     cursor: str | None = None
+
+
+def token_of(opened: Any) -> Token:
+    """Of the answer to an open. Raises ProtocolError for one that names no session."""
+    answer = told.fields(opened, "the answer to an open")
+    session = told.text(answer.get("id"), "id")
+    if not _NAME.fullmatch(session):
+        raise ProtocolError(f"id names no session: {session!r:.100}")
+    return Token(session, told.text(answer.get("secret"), "secret"))
 
 
 @dataclass
@@ -258,10 +271,9 @@ class StreamMachine:
 
     def receive(self, message: str | bytes) -> list[Event]:
         """What a frame means. Raises ProtocolError for what is none."""
-        try:
-            return self._receive(_frame(message))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"a frame without its members: {error!r}") from None
+        frame = frame_of(message)
+        with told.understood(f"a frame {frame['type']!r:.64}"):
+            return self._receive(frame)
 
     def _receive(self, frame: dict[str, Any]) -> list[Event]:
         type = frame.pop("type")
@@ -277,8 +289,8 @@ class StreamMachine:
                 self._stalled = True
                 return []
         events: list[Event] = []
-        sequence = frame.pop("sequence")
-        cursor = frame.pop("cursor")
+        sequence = told.whole(frame.pop("sequence"), "sequence")
+        cursor = told.text(frame.pop("cursor"), "cursor")
         if type not in _UNNUMBERED and self._last is not None:
             if sequence <= self._last:
                 return []  # It was told before.
@@ -294,19 +306,24 @@ class StreamMachine:
         return [*events, Output(type, sequence, cursor, frame)]
 
     def _on_attached(self, frame: dict[str, Any]) -> list[Event]:
-        came_with, lost = self._cursor, frame.pop("lost", None)
-        self._secret = frame.pop("secret")
-        self._attached = True
-        self._stalled = False
-        self.attachments += 1
-        self.limits = frame["limits"]
-        events: list[Event] = [Attached(frame, self.attachments > 1)]
+        came_with, cursor = self._cursor, frame.pop("cursor", None)
+        sequence = told.whole(frame["sequence"], "sequence")
+        secret = told.text(frame.pop("secret"), "secret")
+        limits = told.fields(frame["limits"], "limits")
+        if "grace_s" in limits:
+            told.seconds(limits["grace_s"], "grace_s")
+        lost = [told.whole(number, "lost") for number in frame.pop("lost", None) or ()]
+        events: list[Event] = [Attached(frame, self.attachments > 0)]
         if lost:
             events.append(Lost(*lost))
             self._last = lost[1]
         elif came_with is None:
-            self._last = frame["sequence"]
-        self._cursor = frame.pop("cursor", came_with)
+            self._last = sequence
+        self._cursor = came_with if cursor is None else told.text(cursor, "cursor")
+        self._secret, self.limits = secret, limits
+        self._attached = True
+        self._stalled = False
+        self.attachments += 1
         if self._read is None:
             self._read = self._cursor
         self._send_again()
@@ -318,7 +335,7 @@ class StreamMachine:
             (self._urgent if command.urgent else self._out)[id] = None
         self._close_said = False
 
-    def _on_error(self, info: Mapping[str, Any]) -> list[Event]:
+    def _on_error(self, info: Any) -> list[Event]:
         """This connection was refused, the next one perhaps not."""
         error = error_of(info)
         if error.code in ("secret_reused", "resume_refused"):
@@ -326,12 +343,13 @@ class StreamMachine:
         return self._end(error) if isinstance(error, Refused) else []
 
     def _on_answer(self, frame: dict[str, Any]) -> list[Event]:
-        id = frame["id"]
+        id = told.text(frame["id"], "id")
         if id not in self._commands:
             return []  # The first answer came before the connection broke.
+        result = told.fields(frame.get("result") or {}, "result")
+        error = error_of(frame["error"]) if frame.get("error") else None
         self.forget(id)
-        error = frame.get("error")
-        return [Answered(id, frame.get("result") or {}, error_of(error) if error else None)]
+        return [Answered(id, result, error)]
 
     def _end(self, error: AntiphonError) -> list[Event]:
         self.over = error
@@ -357,7 +375,8 @@ class StreamMachine:
         return [] if self.over is not None else self._end(error)
 
 
-def _frame(message: str | bytes) -> dict[str, Any]:
+def frame_of(message: str | bytes) -> dict[str, Any]:
+    """A frame with its `type`, which is text. Raises ProtocolError for what is none."""
     try:
         frame = _decoder.decode(message.encode() if isinstance(message, str) else message)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

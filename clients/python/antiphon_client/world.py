@@ -19,12 +19,14 @@ import numpy.typing as npt
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from antiphon_client import told
 from antiphon_client.closing import ClosedOnLeaving
 from antiphon_client.connection import (
     CONNECT_TIMEOUT_S,
     FIRST_RETRY_S,
     LAST_RETRY_S,
     LEASE_MARGIN_S,
+    not_understood,
 )
 from antiphon_client.errors import (
     AntiphonError,
@@ -40,9 +42,11 @@ from antiphon_client.session import (
     ANSWER_TIMEOUT_S,
     OPEN_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
+    RESUME_TIMEOUT_S,
     Gateway,
+    answered_within,
 )
-from antiphon_client.stream import Token
+from antiphon_client.stream import Token, frame_of, token_of
 
 WINDOW_FRAMES = 16
 """How far a world may be ahead of the pictures that came: it stands still soon after the network
@@ -51,7 +55,6 @@ does."""
 _FINAL = frozenset({1000, 1008})
 _REFUSING = frozenset({"secret_reused", "resume_refused"})
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
 
 
 @dataclass(frozen=True)
@@ -128,24 +131,37 @@ class World(ClosedOnLeaving):
     ) -> Self:
         """A new world of the pipeline `model`, or of the first one; paused. With `fork` it begins
         as the one of that id is now, which goes on undisturbed. Waits where there is a queue.
-        Raises Refused, NoRoom, NotReachable and other AntiphonErrors."""
+        Raises Refused, NoRoom, NotReachable and other AntiphonErrors; NoAnswer where it was opened
+        and could not be attached within `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
         body: dict[str, Any] = {"settings": dict(settings or {}), "limits": dict(limits or {})}
         if model is not None:
             body["model"] = model
         if fork is not None:
             body["fork"] = {"session": fork}
         opened = await gateway.requests.ask("POST", "/v1/worlds", body, timeout_s)
-        token = Token(opened["id"], opened["secret"])
-        return await cls.resume(gateway, token, format=format, quality=quality)
+        left_s = max(until_s - loop.time(), 0.0)
+        return await cls.resume(
+            gateway, token_of(opened), format=format, quality=quality, timeout_s=left_s
+        )
 
     @classmethod
     async def resume(
-        cls, gateway: Gateway, token: Token, *, format: str = "jpeg", quality: int = 80
+        cls,
+        gateway: Gateway,
+        token: Token,
+        *,
+        format: str = "jpeg",
+        quality: int = 80,
+        timeout_s: float = RESUME_TIMEOUT_S,
     ) -> Self:
-        """The world that `token` names, as another process left it. Raises AntiphonError."""
+        """The world that `token` names, as another process left it. Raises AntiphonError: NoAnswer
+        where it could not be attached within `timeout_s`."""
         it = cls(gateway, token, format=format, quality=quality)
         try:
-            await it._begun.wait()
+            async with answered_within(timeout_s, "the world is not attached"):
+                await it._begun.wait()
             if it._over is not None:
                 raise it._over
         except BaseException:
@@ -204,7 +220,9 @@ class World(ClosedOnLeaving):
 
     async def checkpoint(self) -> list[int]:
         """Keep the state as it is: the steps after which one is kept. Raises Refused."""
-        return list((await self._ask({"type": "checkpoint"}))["kept"])
+        answer = await self._ask({"type": "checkpoint"})
+        with told.understood("the answer to a checkpoint"):
+            return [told.whole(step, "kept") for step in answer["kept"]]
 
     async def rewind(self, step: int) -> None:
         """Go back to the state that was kept after `step`. Raises Refused where none is."""
@@ -213,7 +231,9 @@ class World(ClosedOnLeaving):
     async def change_scene(self, scene: str) -> int:
         """Another scene from the next step on: waits for that step, and returns its number.
         Raises Refused."""
-        return int((await self._ask({"type": "scene", "scene": scene}))["step"])
+        answer = await self._ask({"type": "scene", "scene": scene})
+        with told.understood("the answer to a scene"):
+            return told.whole(answer["step"], "step")
 
     async def next_picture(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Picture:
         """The newest picture, as soon as there is one that was not returned before.
@@ -297,7 +317,14 @@ class World(ClosedOnLeaving):
     # Connections
 
     async def _run(self) -> None:
-        """Keep a connection, until the world is over. Never raises but CancelledError."""
+        """Keep a connection, until the world is over. Never raises but CancelledError: whoever
+        waits has to know that nothing more will come."""
+        try:
+            await self._keep()
+        except Exception as error:
+            self._end(AntiphonError(f"the world cannot be kept up: {error!r}"))
+
+    async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         delay_s, lost_s = FIRST_RETRY_S, loop.time()
         while self._over is None:
@@ -331,7 +358,9 @@ class World(ClosedOnLeaving):
                 pinging = asyncio.create_task(self._ping(socket))
                 try:
                     while self._over is None:
-                        await self._receive(socket, await socket.recv())
+                        frame = frame_of(await socket.recv())
+                        with told.understood(f"a frame {frame['type']!r:.64}"):
+                            await self._receive(frame)
                 except ConnectionClosed:
                     pass
                 finally:
@@ -348,6 +377,10 @@ class World(ClosedOnLeaving):
             return None, error.message
         except (OSError, InvalidHandshake, ConnectionClosed) as error:
             return None, str(error) or type(error).__name__
+        except Exception as error:
+            odd = not_understood(error)
+            self._end(odd)
+            return None, odd.message
 
     async def _ping(self, socket: ClientConnection) -> None:
         """Break a connection that has fallen silent, which TCP tells after many minutes."""
@@ -361,20 +394,21 @@ class World(ClosedOnLeaving):
                 except TimeoutError:
                     socket.transport.abort()
 
-    async def _receive(self, socket: ClientConnection, message: str | bytes) -> None:
-        frame = _frame(message)
+    async def _receive(self, frame: dict[str, Any]) -> None:
         match frame["type"]:
             case "frame":
-                self.committed_step = max(self.committed_step, frame["step"])
+                picture = _picture(frame)
+                self.committed_step = max(self.committed_step, picture.step)
                 self.missed += self._picture is not None
-                self._picture = _picture(frame)
+                self._picture = picture
                 self._came.set()
-                await self._say({"type": "seen", "frame": frame["frame"]})
+                await self._say({"type": "seen", "frame": picture.frame})
             case "attached":
                 await self._on_attached(frame)
             case "was_reset" | "was_rewound":
                 # What came before never was.
-                self.committed_step, self._picture = frame["committed_step"], None
+                self.committed_step = told.whole(frame["committed_step"], "committed_step")
+                self._picture = None
                 self._on_answer(frame)
             case "playing" | "paused" | "checkpoint_kept" | "scene_changed" | "refused":
                 self._on_answer(frame)
@@ -394,9 +428,13 @@ class World(ClosedOnLeaving):
                 self._end(SessionEnded(str(frame["reason"]), ended))
 
     async def _on_attached(self, frame: Mapping[str, Any]) -> None:
-        self._secret = frame["secret"]
-        self._grace_s = float(frame["grace_s"])
-        self.world, self.committed_step = frame["world"], frame["committed_step"]
+        self._secret = told.text(frame["secret"], "secret")
+        self._grace_s = told.seconds(frame["grace_s"], "grace_s")
+        world = told.fields(frame["world"], "world")
+        for kind in ("keys", "axes"):
+            set(world[kind])  # What is held is looked for in them.
+        self.committed_step = told.whole(frame["committed_step"], "committed_step")
+        self.world = world
         self.connections += 1
         # A new connection holds nothing, and stands still.
         if self._sequence:
@@ -407,7 +445,7 @@ class World(ClosedOnLeaving):
         self._begun.set()
 
     def _on_answer(self, frame: Mapping[str, Any]) -> None:
-        answer = self._answers.get(frame.get("ref") or "")
+        answer = self._answers.get(told.text(frame.get("ref") or "", "ref"))
         if answer is None or answer.done():
             return
         if frame["type"] == "refused":
@@ -416,25 +454,10 @@ class World(ClosedOnLeaving):
             answer.set_result(frame)
 
 
-def _frame(message: str | bytes) -> dict[str, Any]:
-    try:
-        frame = _decoder.decode(message.encode() if isinstance(message, str) else message)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ProtocolError(f"a frame that is not MessagePack: {error}") from None
-    if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
-        raise ProtocolError("a frame without a type")
-    return frame
-
-
 def _picture(frame: dict[str, Any]) -> Picture:
-    data = frame.pop("data")
-    return Picture(
-        frame["frame"],
-        frame["step"],
-        frame["action_sequence"],
-        frame["width"],
-        frame["height"],
-        frame["format"],
-        data,
-        frame,
-    )
+    data, format = frame.pop("data"), told.text(frame["format"], "format")
+    names = ("frame", "step", "action_sequence", "width", "height")
+    number, step, action, width, height = (told.whole(frame[name], name) for name in names)
+    if not isinstance(data, bytes) or (format == "raw" and len(data) != width * height * 3):
+        raise ProtocolError(f"a picture of {width} by {height} without its data")
+    return Picture(number, step, action, width, height, format, data, frame)
