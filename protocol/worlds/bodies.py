@@ -113,6 +113,10 @@ class RewindBody(_Body, frozen=True):
     step: Index
 
 
+class EmptyBody(_Body, frozen=True):
+    """`POST /v1/worlds/{id}/restore`: nothing more is to be said."""
+
+
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     """A picture of a step, as the stream has it; `data` is base64 in JSON."""
 

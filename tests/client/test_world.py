@@ -15,14 +15,18 @@ from antiphon_client import (
     Gateway,
     NotReachable,
     Refused,
+    ServerFailed,
     SessionEnded,
     SteppedWorld,
     World,
 )
 from tests.gateway.worlds.player import serving_worlds
+from tests.gateway.worlds.test_requests import Held
 from tests.relay import Relay, relay
+from workers.engines.world import WorldEngine, WorldOptions
 
 UP = [1, 0, 0, 0, 0]
+DOWN = [0, 1, 0, 0, 0]
 
 
 @asynccontextmanager
@@ -181,3 +185,82 @@ async def test_a_step_whose_answer_was_lost_is_done_once() -> None:
         with pytest.raises(Refused) as gone:
             await other.step()
         assert gone.value.code == "session_closed"
+
+
+@asynccontextmanager
+async def given_up() -> AsyncIterator[tuple[SteppedWorld, SteppedWorld]]:
+    """A world in which a step of two frames was given up, and one in which nothing was."""
+    async with serving_worlds() as (served, _):
+        gateway = Gateway(served.http)
+        world, other = await SteppedWorld.open(gateway), await SteppedWorld.open(gateway)
+        held = Held(served)
+        stepping = asyncio.create_task(world.step([UP], frames=2))
+        await held.begun()
+        stepping.cancel()
+        await asyncio.wait([stepping])
+        held.let_go()
+        yield world, other
+
+
+async def test_what_a_step_that_was_given_up_has_made_is_not_the_next_ones() -> None:
+    async with given_up() as (world, other):
+        await other.step([UP], frames=2)
+        for frames in (1, 3):
+            expected = await other.step([DOWN], frames=frames)
+            assert np.array_equal(await world.step([DOWN], frames=frames), expected)
+        assert (world.committed_step, world.unclaimed, other.unclaimed) == (3, 2, 0)
+
+
+async def test_a_step_that_was_given_up_and_is_asked_for_again_is_the_same() -> None:
+    async with given_up() as (world, other):
+        expected = await other.step([UP], frames=2)
+        assert np.array_equal(await world.step([UP], frames=2), expected)
+        assert (world.committed_step, world.unclaimed) == (1, 0)
+
+
+@pytest.mark.parametrize("change", ["checkpoint", "reset"])
+async def test_what_was_given_up_is_done_before_a_checkpoint_and_over_with_a_reset(
+    change: str,
+) -> None:
+    async with given_up() as (world, _):
+        if change == "checkpoint":
+            assert await world.checkpoint() == [1]
+        else:
+            await world.reset()
+        assert len(await world.step([DOWN])) == 1
+        assert world.committed_step == (2 if change == "checkpoint" else 1)
+
+
+async def looked_on(world: World) -> None:
+    """Take pictures, as long as there are any."""
+    while True:
+        await world.next_picture()
+
+
+async def test_a_world_that_stands_still_for_an_error_says_so_until_it_goes_on() -> None:
+    async with serving_worlds() as (served, _):
+        gateway = Gateway(served.http)
+        async with await World.open(gateway, format="raw") as world:
+            await world.play()
+            await world.next_picture()
+            served.served.make_engine = lambda _: WorldEngine.create(WorldOptions(random=1))
+            await served.served.replace("dream")
+            for _ in range(2):
+                with pytest.raises(ServerFailed, match="reset it") as lost:
+                    await looked_on(world)
+                assert lost.value.code == "session_state_lost"
+            assert (world.lost, world.restorable_step) == (True, None)
+            with pytest.raises(Refused):
+                await world.restore()
+            # Who comes back learns it as well.
+            await world.detach()
+            async with await World.resume(gateway, world.token, format="raw") as other:
+                assert other.lost
+                with pytest.raises(ServerFailed):
+                    await other.next_picture()
+                with pytest.raises(ServerFailed):
+                    await other.play()
+                await other.reset()
+                assert not other.lost
+                await other.play()
+                assert (await other.next_picture()).frame == 1

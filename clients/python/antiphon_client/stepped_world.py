@@ -14,7 +14,14 @@ import numpy.typing as npt
 from antiphon_client import told
 from antiphon_client.closing import ClosedOnLeaving
 from antiphon_client.connection import FIRST_RETRY_S, LAST_RETRY_S
-from antiphon_client.errors import AntiphonError, NotReachable, ProtocolError
+from antiphon_client.errors import (
+    AntiphonError,
+    NoRoom,
+    NotReachable,
+    ProtocolError,
+    Refused,
+    ServerFailed,
+)
 from antiphon_client.session import (
     ANSWER_TIMEOUT_S,
     OPEN_TIMEOUT_S,
@@ -36,7 +43,11 @@ class SteppedWorld(ClosedOnLeaving):
             self.committed_step = told.whole(facts["committed_step"], "committed_step")
         self.world: Mapping[str, Any] = world
         """What it is, as of a `World`."""
+        self.unclaimed = 0
+        """Frames of steps that were done although nobody waited for their answer any more."""
         self._stepping = False
+        self._unanswered: dict[str, Any] | None = None
+        """The step whose answer never came: it may have been done, or be done yet."""
 
     @classmethod
     async def open(
@@ -73,6 +84,10 @@ class SteppedWorld(ClosedOnLeaving):
         A gateway that does not answer is asked again, up to `attempts` times in all. Raises
         Refused, NoRoom, NotReachable and other AntiphonErrors; `committed_step` is as before then.
         RuntimeError while another step is under way: both would have its number.
+
+        Whether a step was done whose answer never came (NotReachable), or was not waited for any
+        longer, is not known. Ask for the same again and its answer is that of this step. Any other
+        step has it done first, exactly once, and counts its frames in `unclaimed`.
         """
         if self._stepping:
             raise RuntimeError("a step of this world is under way")
@@ -90,15 +105,35 @@ class SteppedWorld(ClosedOnLeaving):
         attempts: int,
         timeout_s: float,
     ) -> npt.NDArray[np.uint8]:
-        body: dict[str, Any] = {
-            "step": self.committed_step + 1,
+        asked: dict[str, Any] = {
             "actions": [[float(number) for number in row] for row in actions],
             "frames": frames,
             "format": "raw",
         }
         if scene is not None:
-            body["scene"] = scene
-        answer = await self._again("step", body, attempts, timeout_s)
+            asked["scene"] = scene
+        if self._unanswered != asked:
+            await self._settle(attempts, timeout_s)
+        return await self._done(asked, attempts, timeout_s)
+
+    async def _settle(self, attempts: int, timeout_s: float) -> None:
+        """Know what has become of the step without an answer."""
+        if self._unanswered is not None:
+            # Refused, it has done nothing.
+            with contextlib.suppress(Refused, NoRoom, ServerFailed):
+                self.unclaimed += len(await self._done(self._unanswered, attempts, timeout_s))
+
+    async def _done(
+        self, asked: dict[str, Any], attempts: int, timeout_s: float
+    ) -> npt.NDArray[np.uint8]:
+        """The frames of the next step. Until it is answered it is the one without an answer."""
+        self._unanswered = asked
+        body = {"step": self.committed_step + 1, **asked}
+        try:
+            answer = await self._again("step", body, attempts, timeout_s)
+        except (Refused, NoRoom, ServerFailed):
+            self._unanswered = None
+            raise
         with told.understood("the answer to a step"):
             committed = told.whole(answer["committed_step"], "committed_step")
             made = [
@@ -108,7 +143,7 @@ class SteppedWorld(ClosedOnLeaving):
                 for frame in answer["frames"]
             ]
             pictures = np.stack(made)
-        self.committed_step = committed
+        self.committed_step, self._unanswered = committed, None
         return pictures
 
     async def reset(
@@ -119,6 +154,7 @@ class SteppedWorld(ClosedOnLeaving):
 
     async def checkpoint(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[int]:
         """Keep the state as it is: the steps after which one is kept. Raises AntiphonError."""
+        await self._settle(1, timeout_s)
         answer = await self._change("checkpoint", {}, timeout_s)
         with told.understood("the answer to a checkpoint"):
             return [told.whole(step, "kept") for step in answer["kept"]]
@@ -127,11 +163,18 @@ class SteppedWorld(ClosedOnLeaving):
         """Go back to the state that was kept after `step`. Raises AntiphonError."""
         await self._change("rewind", {"step": step}, timeout_s)
 
+    async def restore(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Go on from what is stored, where the state was lost with its worker: `committed_step`
+        says from where. Raises Refused where nothing was lost, or nothing is stored."""
+        await self._change("restore", {}, timeout_s)
+
     async def _change(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> Any:
         path = f"/v1/worlds/{self.id}/{verb}"
         answer = await self._gateway.requests.ask("POST", path, body, timeout_s)
         with told.understood(f"the answer to {verb}"):
             self.committed_step = told.whole(answer["committed_step"], "committed_step")
+        # What was asked for before is over, whatever became of it.
+        self._unanswered = None
         return answer
 
     async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:

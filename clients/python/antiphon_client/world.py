@@ -35,6 +35,7 @@ from antiphon_client.errors import (
     NoAnswer,
     ProtocolError,
     Refused,
+    ServerFailed,
     SessionEnded,
     error_of,
 )
@@ -52,6 +53,7 @@ WINDOW_FRAMES = 16
 """How far a world may be ahead of the pictures that came: it stands still soon after the network
 does."""
 
+STATE_LOST = "session_state_lost"
 _FINAL = frozenset({1000, 1008})
 _REFUSING = frozenset({"secret_reused", "resume_refused"})
 _encoder = msgspec.msgpack.Encoder()
@@ -106,10 +108,16 @@ class World(ClosedOnLeaving):
         self._grace_s = CONNECT_TIMEOUT_S
         self._let_go = False
         """Whether the world goes on without this connection, for no fault of the next one."""
+        self._still: AntiphonError | None = None
+        """Why the world stands still, where that is for an error, until it is told to go on."""
         self._over: AntiphonError | None = None
         self.world: Mapping[str, Any] = {}
         """What it is: `width`, `height`, `rate_hz`, `keys`, `axes`, `scenes` and more."""
         self.committed_step = 0
+        self.lost = False
+        """Whether the state is gone with its worker: `reset` begins anew, and `restore` goes on
+        from the step `restorable_step`, where that is not None."""
+        self.restorable_step: int | None = None
         self.missed = 0
         """Pictures that came and were passed over for newer ones."""
         self.connections = 0
@@ -206,8 +214,12 @@ class World(ClosedOnLeaving):
 
     async def play(self) -> None:
         """Go on at the world's rate, also after a connection came back. Raises Refused."""
-        self._plays = True
-        await self._ask({"type": "play"})
+        self._plays, self._still = True, None
+        try:
+            await self._ask({"type": "play"})
+        except (Refused, ServerFailed):
+            self._plays = False
+            raise
 
     async def pause(self) -> None:
         """Stand still behind the frame that is being made."""
@@ -215,7 +227,8 @@ class World(ClosedOnLeaving):
         await self._ask({"type": "pause"})
 
     async def reset(self, settings: Mapping[str, Any] | None = None) -> None:
-        """Begin anew, with settings that replace those of the open. Raises Refused."""
+        """Begin anew, with settings that replace those of the open; it stands still then where it
+        did before. Raises Refused."""
         await self._ask({"type": "reset", "settings": dict(settings or {})})
 
     async def checkpoint(self) -> list[int]:
@@ -228,6 +241,11 @@ class World(ClosedOnLeaving):
         """Go back to the state that was kept after `step`. Raises Refused where none is."""
         await self._ask({"type": "rewind", "step": step})
 
+    async def restore(self) -> None:
+        """Go on from the state that is stored, where the last one is lost; paused. Raises Refused
+        where nothing is lost, or nothing is stored."""
+        await self._ask({"type": "restore"})
+
     async def change_scene(self, scene: str) -> int:
         """Another scene from the next step on: waits for that step, and returns its number.
         Raises Refused."""
@@ -238,12 +256,16 @@ class World(ClosedOnLeaving):
     async def next_picture(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Picture:
         """The newest picture, as soon as there is one that was not returned before.
 
-        Raises NoAnswer after `timeout_s`, and what ended the world.
+        Raises NoAnswer after `timeout_s`, and what ended the world. Where the world stands still
+        for an error, such as that its state is lost, that is raised until it is told to go on, by
+        `play`, `reset`, `rewind` or `restore`.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 while self._picture is None:
                     self._check()
+                    if self._still is not None:
+                        raise self._still.with_traceback(None)
                     self._came.clear()
                     await self._came.wait()
         except TimeoutError as error:
@@ -280,7 +302,7 @@ class World(ClosedOnLeaving):
 
     def _check(self) -> None:
         if self._over is not None:
-            raise self._over
+            raise self._over.with_traceback(None)
 
     # The end
 
@@ -405,11 +427,18 @@ class World(ClosedOnLeaving):
                 await self._say({"type": "seen", "frame": picture.frame})
             case "attached":
                 await self._on_attached(frame)
-            case "was_reset" | "was_rewound":
+            case "was_reset" | "was_rewound" | "was_restored":
                 # What came before never was.
                 self.committed_step = told.whole(frame["committed_step"], "committed_step")
-                self._picture = None
+                self._picture = self._still = self.restorable_step = None
+                self.lost = False
                 self._on_answer(frame)
+            case "paused" if frame.get("error") is not None:
+                self._plays = False
+                self._stand_still(error_of(told.fields(frame["error"], "error")))
+            case "state_lost":
+                self._plays = False
+                self._state_lost(frame)
             case "playing" | "paused" | "checkpoint_kept" | "scene_changed" | "refused":
                 self._on_answer(frame)
             case "error":
@@ -436,6 +465,11 @@ class World(ClosedOnLeaving):
         self.committed_step = told.whole(frame["committed_step"], "committed_step")
         self.world = world
         self.connections += 1
+        if told.yes_or_no(frame["lost"], "lost"):
+            self._plays = False
+            self._state_lost(frame)
+        else:
+            self.lost, self.restorable_step = False, None
         # A new connection holds nothing, and stands still.
         if self._sequence:
             await self._say({"type": "hold", "sequence": self._sequence, **self._held})
@@ -443,6 +477,18 @@ class World(ClosedOnLeaving):
             await self._say({"type": "play"})
         self._attached.set()
         self._begun.set()
+
+    def _state_lost(self, frame: Mapping[str, Any]) -> None:
+        step, reason = frame.get("restorable_step"), frame.get("reason")
+        self.lost = True
+        self.restorable_step = None if step is None else told.whole(step, "restorable_step")
+        way = "reset it" if step is None else f"reset it, or restore that after step {step}"
+        why = "" if reason is None else f" ({told.text(reason, 'reason')})"
+        self._stand_still(ServerFailed(f"the state is lost{why}: {way}", code=STATE_LOST))
+
+    def _stand_still(self, error: AntiphonError) -> None:
+        self._still = error
+        self._came.set()
 
     def _on_answer(self, frame: Mapping[str, Any]) -> None:
         answer = self._answers.get(told.text(frame.get("ref") or "", "ref"))

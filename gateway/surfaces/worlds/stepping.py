@@ -28,6 +28,7 @@ from sessions.steps.events import (
     Checkpoint,
     CheckpointKept,
     Reset,
+    Restore,
     Rewind,
     Step,
     StepDone,
@@ -37,7 +38,7 @@ from sessions.steps.events import (
     WasRewound,
 )
 
-Change = Reset | Checkpoint | Rewind
+Change = Reset | Checkpoint | Rewind | Restore
 """What is asked of the state between two steps."""
 
 
@@ -130,7 +131,7 @@ class Stepper:
     def _check_change(self) -> None:
         if self._changing is not None:
             raise SessionBusy(
-                "a reset, a checkpoint or a rewind is under way: wait for it",
+                "a reset, a checkpoint, a rewind or a restore is under way: wait for it",
                 code="change_in_progress",
             )
 
@@ -159,8 +160,10 @@ class Stepper:
                 self._end_change(ChangeAnswer(committed))
             case CheckpointKept(committed_step=committed, kept=kept):
                 self._end_change(ChangeAnswer(committed, list(kept)))
-            case WasRestored(committed_step=committed):
+            case WasRestored(committed_step=committed, ref=ref):
                 self._committed = committed
+                if self._changing is not None and ref == self._changing[0]:
+                    self._end_change(ChangeAnswer(committed))
             case Refused(error=error, ref=ref):
                 if self._changing is not None and ref == self._changing[0]:
                     self._end_change(raised(as_written(error)))

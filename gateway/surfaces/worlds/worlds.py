@@ -30,6 +30,7 @@ from protocol.worlds import (
     BatchAnswers,
     BatchBody,
     BatchEntry,
+    EmptyBody,
     OpenWorldBody,
     ResetBody,
     RewindBody,
@@ -41,7 +42,7 @@ from protocol.worlds import (
 )
 from sessions.lifecycle import State
 from sessions.pipeline import Kind
-from sessions.steps.events import Checkpoint, Reset, Rewind, StepDone
+from sessions.steps.events import Checkpoint, Reset, Restore, Rewind, StepDone
 
 MSGPACK = "application/msgpack"
 FULL_RETRY_MS = 1_000
@@ -74,6 +75,7 @@ class Worlds:
             Route(f"{one}/reset", self.reset, methods=["POST"]),
             Route(f"{one}/checkpoint", self.checkpoint, methods=["POST"]),
             Route(f"{one}/rewind", self.rewind, methods=["POST"]),
+            Route(f"{one}/restore", self.restore, methods=["POST"]),
             Route(f"{one}/fork", self.fork, methods=["POST"]),
             Route(f"{one}/close", self.close, methods=["POST"]),
         ]
@@ -181,6 +183,12 @@ class Worlds:
         session, tenant = self._named(request)
         body = read_body(await request.body(), RewindBody)
         return await self._change(session, tenant, lambda ref: Rewind(body.step, ref))
+
+    async def restore(self, request: Request) -> Response:
+        """`POST /v1/worlds/{id}/restore`: go on from what is stored of a state that is lost."""
+        session, tenant = self._named(request)
+        read_body(await request.body(), EmptyBody)
+        return await self._change(session, tenant, Restore)
 
     async def schema(self, request: Request) -> Response:
         """`GET /v1/worlds/schema`: every frame and body as JSON Schema."""
