@@ -56,7 +56,13 @@ class Forks:
             try:
                 session = self._stands(source, waiting.stage)
                 if session.stage_state(waiting.stage) is BindingState.PARKED:
-                    raise CapacityExceeded("there is no room for the session that is to be forked")
+                    refused = session.refused_by_worker(waiting.stage)
+                    if refused is not None:
+                        why = f"the session to fork does not come back: {refused.message}"
+                        raise CapacityExceeded(why, code=refused.code)
+                    # It has made room for others meanwhile.
+                    self._restore(source)
+                    continue
                 if not _settled(session, waiting):
                     continue
             except AntiphonError as refusal:

@@ -104,6 +104,8 @@ class Binding:
         """Whether its worker was lost before it said that the state is stored."""
         self.unrestored: ErrorInfo | None = None
         """Why what was stored did not come back, until that is told."""
+        self.refused: ErrorInfo | None = None
+        """Why a worker did not bring back what is parked, until it is asked for again."""
         self.restoring = False
         """Whether its state is in the store, so that a worker has to bring it back."""
         self.restorable_step: int | None = None
@@ -149,6 +151,7 @@ class Binding:
     def bind(self, waits: bool = True) -> None:
         """Ask for a replica, whose worker may wait for others to make room or not."""
         self._waits = waits
+        self.refused = None
         self.state = BindingState.BINDING
         self._act(BindStage(self.stage))
 
@@ -352,9 +355,11 @@ class Binding:
             return SessionBusy(f"stage {self.stage} cannot be parked now: it has work")
         return InvalidRequest(f"stage {self.stage} cannot be parked: {why}", code="unsupported")
 
-    def stays_parked(self) -> None:
-        """The state is in the store, and no worker is asked for it now."""
+    def stays_parked(self, error: ErrorInfo) -> None:
+        """The state is in the store, and no worker is asked for it now: the last one had an
+        `error`."""
         self.state = BindingState.PARKED
+        self.refused = error
 
     def give_up_waiting(self) -> None:
         """What waits for the state to come back is not done."""
@@ -612,6 +617,7 @@ class Binding:
             self._crowded,
             (
                 self.restoring,
+                self.refused,
                 self._wanted,
                 (self.restorable_step, self._openings, self._stored, self._in_store),
                 self._reconfigure and self.state is BindingState.PARKING,

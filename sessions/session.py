@@ -235,6 +235,10 @@ class Session:
         """Where a stage stands."""
         return self._stages.state_of(stage)
 
+    def refused_by_worker(self, stage: str) -> ErrorInfo | None:
+        """Why a stage that is parked was not brought back when that was last asked for."""
+        return self._stages.refused_by_worker(stage)
+
     def source_of(self, stage: str) -> str | None:
         """The session on whose worker `stage` has to open, as it begins with its state."""
         opening = self.state is State.OPENING

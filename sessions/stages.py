@@ -133,6 +133,10 @@ class Stages:
         """Where a stage stands."""
         return self._bindings[stage].state
 
+    def refused_by_worker(self, stage: str) -> ErrorInfo | None:
+        """Why a stage that is parked was not brought back when that was last asked for."""
+        return self._bindings[stage].refused
+
     def workers(self) -> dict[str, str | None]:
         """The worker incarnation of each stage."""
         return {stage: binding.worker for stage, binding in self._bindings.items()}
@@ -364,7 +368,7 @@ class Stages:
         stage = binding.stage
         self._act(Unbind(stage))
         if error.code != SessionStateLost.code:
-            binding.stays_parked()
+            binding.stays_parked(error)
             binding.give_up_waiting()
             self._machine.stage_refused(stage, error, now_ms)
             self._emit(Parked(stage, error))
