@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -338,7 +339,8 @@ class Worker:
         self._timer.arm(self._control.deadline_ms)
 
     def _now_ms(self) -> float:
-        return self._loop.time() * 1000.0
+        # Not the loop's clock, which is uvloop's, of whole ms: turns are measured by this.
+        return time.monotonic() * 1000.0
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -220,7 +220,9 @@ function notify(words) {
   $("notice").hidden = !words;
 }
 
-const seed = () => Math.max(0, Math.floor(Number($("seed").value) || 0));
+// What is no seed is told by the browser, and nothing is done with it.
+const seedFits = () => $("seed").reportValidity();
+const seed = () => Number($("seed").value);
 
 async function open() {
   tell("connecting", "Opening a world …");
@@ -245,13 +247,14 @@ async function open() {
 
 function play() {
   if (state.connection === "connecting") return;
+  if (stream.world === null && !seedFits()) return;
   wantsToPlay = !state.playing;
   if (stream.world === null) open();
   else stream.say(state.playing ? "pause" : "play");
   $("screen").focus({ preventScroll: true });
 }
 
-const reset = () => stream.say("reset", { settings: { seed: seed() } });
+const reset = () => seedFits() && stream.say("reset", { settings: { seed: seed() } });
 
 $("play").addEventListener("click", play);
 $("step").addEventListener("click", () => stream.say("step"));

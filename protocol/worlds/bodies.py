@@ -107,6 +107,11 @@ class ResetBody(_Body, frozen=True):
     settings: dict[str, Any] = {}
 
 
+class EmptyBody(_Body, frozen=True):
+    """`POST /v1/worlds/{id}/checkpoint`, `POST .../close` and `DELETE /v1/worlds/{id}`: there is
+    nothing to say."""
+
+
 class RewindBody(_Body, frozen=True):
     """`POST /v1/worlds/{id}/rewind`: back to the state that was kept after `step`."""
 

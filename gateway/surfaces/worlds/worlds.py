@@ -141,6 +141,7 @@ class Worlds:
     async def close(self, request: Request) -> Response:
         """`DELETE /v1/worlds/{id}` or `POST .../close`: end it, if it has not ended already."""
         session, tenant = self._named(request)
+        read_body(await request.body(), EmptyBody)
         if not self._host.ended(session, tenant):
             check_kind(self._host.summary(session, tenant))
         self._host.close_session(session, tenant)
@@ -176,6 +177,7 @@ class Worlds:
     async def checkpoint(self, request: Request) -> Response:
         """`POST /v1/worlds/{id}/checkpoint`: keep the state as it is."""
         session, tenant = self._named(request)
+        read_body(await request.body(), EmptyBody)
         return await self._change(session, tenant, Checkpoint)
 
     async def rewind(self, request: Request) -> Response:

@@ -272,6 +272,13 @@ async def test_bodies_that_say_nothing_may_be_absent() -> None:
         assert (await http.post(f"{path}/step")).json()["committed_step"] == 1
         for verb in ("reset", "checkpoint"):
             assert (await http.post(f"{path}/{verb}")).status_code == 200
+        for verb in ("checkpoint", "close"):
+            for said, code in ((b"{{{", "invalid_json"), (b'{"x": 1}', "unknown_parameter")):
+                refused = await http.post(f"{path}/{verb}", content=said)
+                assert error(refused)[:2] == (400, code)
+            assert (await http.post(f"{path}/checkpoint", content=b"{}")).status_code == 200
+        refused = await http.request("DELETE", path, content=b"[]")
+        assert error(refused)[:2] == (400, "invalid_type")
         missing = "missing_required_parameter"
         assert error(await http.post(f"{path}/rewind")) == (400, missing, "step")
         assert error(await http.post("/v1/worlds/step")) == (400, missing, "worlds")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -255,8 +256,8 @@ class WorldEngine(Engine):
         return picture(denoised.frame), denoised.left
 
     def now_ms(self) -> float:
-        """The loop's clock."""
-        return asyncio.get_running_loop().time() * 1000.0
+        """A clock that is finer than uvloop's, which has whole ms."""
+        return time.monotonic() * 1000.0
 
     # Calls
 
@@ -296,8 +297,9 @@ class WorldEngine(Engine):
         if self._running or due_ms is None:
             return
         loop = asyncio.get_running_loop()
-        if due_ms > self.now_ms():
-            self._timer = loop.call_at(due_ms / 1000.0, self._go_on)
+        if (wait_ms := due_ms - self.now_ms()) > 0:
+            # Rounded down by uvloop it would look in every loop turn of the rest.
+            self._timer = loop.call_later(math.ceil(wait_ms) / 1000.0, self._go_on)
             return
         batch = self._gathering.take()
         self._running = True
