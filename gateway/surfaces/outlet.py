@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
 from starlette.types import Message, Send
 
 from gateway.egress import Egress, EgressOverflow
 from gateway.metrics import FrameCounts
 from gateway.surfaces.farewell import CLOSE_INTERNAL, CLOSE_POLICY
-
-_log = structlog.get_logger(__name__)
+from gateway.surfaces.faults import fault
+from protocol.errors import AntiphonError
 
 _GOODBYE_S = 1.0
 
@@ -47,14 +46,15 @@ class Outlet:
         reading: Coroutine[Any, Any, None],
         session: str,
         on_stalled: Callable[[], None],
+        on_failed: Callable[[AntiphonError], None],
         on_blocked: Callable[[bool], None],
         on_sent: Callable[[str | bytes], None] | None = None,
     ) -> None:
         """Send beside `reading`, which ends when the client has gone.
 
         `on_stalled` is called when the client has not read for so long that it is cut off,
-        `on_blocked` when the session is to stop and to go on, `on_sent` behind every frame. A
-        connection that fails is closed with its reason, and its session left to the caller.
+        `on_failed` when the connection fails, to say so and `finish`, `on_blocked` when the session
+        is to stop and to go on, `on_sent` behind every frame. The session is left to the caller.
         """
         self.egress.tell(on_blocked)
         self._on_sent = on_sent or _untold
@@ -69,11 +69,22 @@ class Outlet:
         except* OSError:
             pass  # The client is gone.
         except* Exception:
-            _log.exception("connection_failed", session=session)
-            await self.goodbye(CLOSE_INTERNAL, "internal_error")
+            await self._fail(on_failed, fault(session))
         finally:
             self.egress.close()
             self._on_sent = _untold
+
+    async def _fail(self, on_failed: Callable[[AntiphonError], None], error: AntiphonError) -> None:
+        """Say it behind all that waits, if the client takes that within a moment."""
+        try:
+            on_failed(error)
+            async with asyncio.timeout(_GOODBYE_S):
+                await self.run()
+        except OSError:
+            pass  # It does not read, or has hung up.
+        except Exception:
+            # What failed may be the sending, or the saying.
+            await self.goodbye(CLOSE_INTERNAL, error.code)
 
     async def goodbye(self, code: int, reason: str) -> None:
         """Close with a reason, if the client takes it within a moment."""

@@ -346,6 +346,7 @@ async def test_a_failure_of_one_session_is_told_to_it_alone(serve: Serve) -> Non
         await event(one)
         await event(other)
         await one.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        assert (await event(one))["error"]["code"] == "internal_error"
         ended = await closed(one)
         assert ended.rcvd is not None
         assert ended.rcvd.code == 1011

@@ -19,6 +19,7 @@ from gateway.hosting import Attachment, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.attaching import Upgrade, first_frame
 from gateway.surfaces.farewell import CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.faults import faults
 from gateway.surfaces.native.cursors import Cursors
 from gateway.surfaces.native.outputs import OutputWriter
 from gateway.surfaces.native.verbs import verbs
@@ -149,7 +150,11 @@ class _Connection:
             attachment = await self._attach()
             if attachment is not None:
                 await self._outlet.carry(
-                    self._read(attachment), self._session, self._stalled, attachment.set_blocked
+                    self._read(attachment),
+                    self._session,
+                    self._stalled,
+                    self._fail,
+                    attachment.set_blocked,
                 )
         except OSError:
             pass  # The client is gone.
@@ -161,25 +166,32 @@ class _Connection:
     async def _attach(self) -> Attachment | None:
         """Let the client in as its first frame says; None: it is not, and has been told."""
         try:
-            attach: Attach | None = await first_frame(self._receive, self._read_frame, Attach)
-            if attach is None:
-                return None
-            role = Role(attach.role)
-            self._observes = role is Role.OBSERVER
-            if attach.cursor is not None:
-                self._came_with = self._cursors.read(attach.cursor)
-            self._attachment, _ = await self._host.attach(
-                self._session,
-                tenant=self._tenant,
-                role=role,
-                secret=attach.secret,
-                cursor=self._came_with,
-                on_output=self.on_output,
-            )
+            with faults(self._session):
+                attach: Attach | None = await first_frame(self._receive, self._read_frame, Attach)
+                if attach is None:
+                    return None
+                role = Role(attach.role)
+                self._observes = role is Role.OBSERVER
+                if attach.cursor is not None:
+                    self._came_with = self._cursors.read(attach.cursor)
+                self._attachment, _ = await self._host.attach(
+                    self._session,
+                    tenant=self._tenant,
+                    role=role,
+                    secret=attach.secret,
+                    cursor=self._came_with,
+                    on_output=self.on_output,
+                )
         except AntiphonError as error:
             await self._upgrade.refuse(self._outlet, self._wire, error)
             return None
         return self._attachment
+
+    def _fail(self, error: AntiphonError) -> None:
+        self._over = True
+        self._metrics.error_told(error.code)
+        self._egress.put(self._wire.write(Failed(error.info())))
+        self._outlet.finish(*LET_GO["failed"])
 
     def _stalled(self) -> None:
         log.info("client_does_not_read", session=self._session, observer=self._observes)

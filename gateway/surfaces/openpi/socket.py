@@ -23,6 +23,7 @@ from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.ahead import Ahead
 from gateway.surfaces.farewell import CLOSE_INTERNAL, farewell
+from gateway.surfaces.faults import faults
 from gateway.surfaces.openpi.control import check_parameters, chosen_control
 from gateway.surfaces.openpi.requests import MAX_PENDING, Requests, read_request
 from gateway.surfaces.outlet import Outlet
@@ -76,13 +77,14 @@ class OpenPiSocket:
         connection = _Connection(self._metrics, receive, send)
         refusal: AntiphonError | None = None
         try:
-            tenant = self._access.tenant(scope, scope["subprotocols"])
-            pipeline = self._pipeline(scope)
-            check_parameters(scope)
-            priority = asked_priority(scope)
-            back = returning(scope)
-            resumable = wants_resume(scope)
-            control = chosen_control(scope)
+            with faults():
+                tenant = self._access.tenant(scope, scope["subprotocols"])
+                pipeline = self._pipeline(scope)
+                check_parameters(scope)
+                priority = asked_priority(scope)
+                back = returning(scope)
+                resumable = wants_resume(scope)
+                control = chosen_control(scope)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="openpi", code=error.code)
@@ -104,9 +106,12 @@ class OpenPiSocket:
                 opening = self._open(connection, pipeline, tenant, secret, priority, control)
             else:
                 opening = self._come_back(connection, pipeline, tenant, back)
-            attachment = await while_waiting(
-                opening, connection.ahead.until_gone(), undo=lambda opened: opened.close("client")
-            )
+            with faults():
+                attachment = await while_waiting(
+                    opening,
+                    connection.ahead.until_gone(),
+                    undo=lambda opened: opened.close("client"),
+                )
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="openpi", code=error.code)
@@ -151,6 +156,7 @@ class OpenPiSocket:
         try:
             self._welcome(connection, attachment.session, tenant, said)
         except BaseException:
+            connection.hear_nothing()
             attachment.close("client")
             raise
         return attachment
@@ -297,8 +303,13 @@ class _Connection:
         if superseded and self._attachment is not None:
             self._attachment.superseded(superseded)
 
+    def hear_nothing(self) -> None:
+        """What follows of the session is its end, and `refuse` says why it ends."""
+        self._over = True
+
     async def refuse(self, error: AntiphonError) -> None:
         """Say why there is no session, and close."""
+        self._over = False
         self._fail(error.info())
         with contextlib.suppress(OSError):  # The client may hang up first.
             await self._outlet.run()
@@ -312,6 +323,7 @@ class _Connection:
                 self._read(attachment),
                 attachment.session,
                 lambda: self._stalled(attachment),
+                lambda error: self._fail(error.info()),
                 attachment.set_blocked,
                 self._sent,
             )

@@ -20,6 +20,7 @@ from gateway.hosting import Attachment, SessionHost
 from gateway.http_errors import can_answer, error_response
 from gateway.metrics import FrameCounts, GatewayMetrics
 from gateway.surfaces.farewell import CLOSE_CODES, CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.faults import faults
 from gateway.surfaces.long_audio import in_pieces
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.priority import asked_priority
@@ -70,15 +71,16 @@ class RealtimeSocket:
         subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
         upgrade = Upgrade(subprotocol, receive, send)
         try:
-            tenant = self._access.tenant(scope, scope["subprotocols"])
-            back = returning(scope)
-            if back is None:
-                opening = self._open(tenant, scope, upgrade, send)
-                connection, attachment = await upgrade.hold(
-                    opening, undo=lambda opened: opened[1].close("client")
-                )
-            else:
-                connection, attachment = await self._come_back(tenant, back, receive, send)
+            with faults():
+                tenant = self._access.tenant(scope, scope["subprotocols"])
+                back = returning(scope)
+                if back is None:
+                    opening = self._open(tenant, scope, upgrade, send)
+                    connection, attachment = await upgrade.hold(
+                        opening, undo=lambda opened: opened[1].close("client")
+                    )
+                else:
+                    connection, attachment = await self._come_back(tenant, back, receive, send)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             log.info("open_refused", surface="realtime", code=error.code)
@@ -258,10 +260,19 @@ class _Connection:
         self._metrics.watch_egress(self._egress)
         try:
             await self._outlet.carry(
-                self._read(attachment), attachment.session, stalled, attachment.set_blocked
+                self._read(attachment),
+                attachment.session,
+                stalled,
+                self._fail,
+                attachment.set_blocked,
             )
         finally:
             self._metrics.forget_egress(self._egress)
+
+    def _fail(self, error: AntiphonError) -> None:
+        self._metrics.error_told(error.code)
+        self._egress.put(self._translation.refusal(error))
+        self._outlet.finish(*LET_GO["failed"])
 
     async def _read(self, attachment: Attachment) -> None:
         # Without a secret the session ends with its connection, and all that waits for it.

@@ -22,6 +22,7 @@ from gateway.hosting import Attachment, SessionHost, SessionSummary
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.attaching import Upgrade, first_frame
 from gateway.surfaces.farewell import CLOSE_POLICY, LET_GO, farewell
+from gateway.surfaces.faults import faults
 from gateway.surfaces.outlet import Outlet
 from gateway.surfaces.worlds.form import Form, as_written, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Picture, Shot, Studio
@@ -66,7 +67,8 @@ class WorldStream:
             self._host, self._metrics, self._studio, wire, summary, receive, outlet
         )
         try:
-            attach = await connection.attach()
+            with faults(summary.id):
+                attach = await connection.attach()
         except AntiphonError as error:
             connection.leave()
             await self._upgrade.refuse(outlet, wire, error)
@@ -172,7 +174,11 @@ class _Connection:
         self._metrics.watch_egress(self._egress)
         try:
             await self._outlet.carry(
-                self._both_ways(attachment), self._summary.id, self._stalled, attachment.set_blocked
+                self._both_ways(attachment),
+                self._summary.id,
+                self._stalled,
+                self._end,
+                attachment.set_blocked,
             )
         finally:
             self._over = True
