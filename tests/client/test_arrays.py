@@ -120,6 +120,8 @@ IN_ITSELF.append(IN_ITSELF)
 @pytest.mark.parametrize(
     ("members", "error"),
     [
+        ({1: 2}, TypeError),
+        ({"a": {"b": [{None: 2}]}}, TypeError),
         (None, TypeError),
         ([1], TypeError),
         (Posing(), TypeError),

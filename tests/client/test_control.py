@@ -705,6 +705,16 @@ def test_ticks_are_a_period_apart_and_none_is_made_up_for() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"rate_hz": "20"},
+        {"rate_hz": True},
+        {"deadline_ms": None},
+        {"max_age_ms": [1]},
+        {"execute": 1.5},
+        {"execute": float("nan")},
+        {"prefix_key": 5, "prefix_steps": 2},
+        {"prefix_key": "", "prefix_steps": 2},
+        {"prefix_key": "a\0b", "prefix_steps": 2},
+        {"prefix_steps": 2.5, "prefix_key": "a"},
         {"rate_hz": 0},
         {"deadline_ms": 0},
         {"deadline_ms": 101},
@@ -731,6 +741,15 @@ def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
     sensible = {"safe_action": [0.0], "rate_hz": 10, "deadline_ms": 50, "max_age_ms": 200}
     with pytest.raises(ValueError, match=next(iter(options))):
         ControlOptions(**{**sensible, **options})
+
+
+@pytest.mark.parametrize("name", ["prefix", "prefix_length"])
+def test_a_member_that_is_the_prefixs_is_refused(name: str) -> None:
+    robot = Robot(prefix_key="prefix", prefix_steps=2)
+    with pytest.raises(ValueError, match="prefix_key"):
+        robot.machine.begin({name: 1}, 0.0)
+    assert robot.machine.counts.ticks == 0
+    robot.begin()
 
 
 @given(st.lists(st.sampled_from(["answer", "answer", "fail", "drop", "attach", "gone", "wait"])))

@@ -19,6 +19,7 @@ from antiphon_client import (
     Gateway,
     Refused,
     RobotLoop,
+    SessionEnded,
     Source,
 )
 from tests.gateway.openpi.test_port import ARM
@@ -319,6 +320,34 @@ async def test_a_loop_that_waits_lives_in_a_thread() -> None:
 
         assert await asyncio.to_thread(play) == [1.5] * HORIZON + [2.5, 1.5]
         assert len(counting.batches) >= 3
+
+
+async def test_a_loop_that_is_closed_gives_safe_actions_and_says_why() -> None:
+    async with policy() as (it, _):
+        robot = await AsyncRobotLoop.open(Gateway(it.http), "arm", options())
+        await robot.act(sensed())
+        await robot.close()
+        assert (await robot.act(sensed())).reason == "session_ended"
+        assert isinstance(robot.error, SessionEnded)
+
+        def play() -> Action:
+            robot = RobotLoop.open(it.http, "arm", safe_action=SAFE, max_age_ms=1e5, **PATIENT)
+            first(robot.act(sensed()))
+            robot.close()
+            for ended in (robot.stop, robot.release, robot.reset):
+                with pytest.raises(SessionEnded):
+                    ended()
+            assert isinstance(robot.error, SessionEnded)
+            with pytest.raises(TypeError):
+                robot.act({"state": object()})
+            return robot.act(sensed())
+
+        action = await asyncio.to_thread(play)
+        assert (action.source, action.reason, action.values.tolist()) == (
+            Source.WATCHDOG,
+            "session_ended",
+            SAFE,
+        )
 
 
 async def test_a_stop_gets_through_although_the_sessions_thread_is_stuck() -> None:

@@ -31,11 +31,12 @@ _REFUSED = "VOc"
 def to_payloads(type: str, members: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The payloads of a map. All arrays are copied, so that they may change at once.
 
-    Raises TypeError for what has no place on the wire, such as objects, and ValueError for values
-    that have none, such as integers of more than 64 bits.
+    Raises TypeError for what has no place on the wire, such as objects, or keys that are neither
+    text nor bytes, and ValueError for values that have none, such as integers of more than 64 bits.
     """
     payloads: list[dict[str, Any]] = []
     try:
+        _check_keys(members)
         rest = _take_arrays(type, members, "", payloads, 0)
         if rest or not payloads:
             payloads.append({"type": type, "data": _encoder.encode(rest)})
@@ -114,6 +115,17 @@ def _take_arrays(
                 continue
         rest[key] = value
     return rest
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if not isinstance(key, str | bytes):
+                raise TypeError(f"a key is text or bytes, not {key!r:.100}")
+            _check_keys(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _check_keys(entry)
 
 
 def _payload(type: str, values: npt.NDArray[Any], key: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from antiphon_client.actions import Action, Source, Vector, chunk_of
 from antiphon_client.arrays import encoded_bytes, to_payloads
-from antiphon_client.errors import AntiphonError, ProtocolError, error_of
+from antiphon_client.errors import AntiphonError, ProtocolError, SessionEnded, error_of
 from antiphon_client.halt import Halt
 from antiphon_client.limits import MAX_FRAME_BYTES
 from antiphon_client.options import ControlOptions
@@ -126,6 +126,7 @@ class ControlMachine:
     def begin(self, observation: Mapping[str, Any], now_ms: float) -> None:
         """The next tick begins, with what the robot senses. Raises TypeError or ValueError for an
         observation that cannot be sent, and then the tick has not begun."""
+        self._check_members(observation)
         payloads = to_payloads("observation", observation)
         length = encoded_bytes(payloads)
         if self.options.prefix_steps is not None:
@@ -143,6 +144,12 @@ class ControlMachine:
         self._observed = _Observed(self._tick, now_ms, payloads)
         if self._plan is not None and self._plan.end <= self._tick:
             self._plan = None
+
+    def _check_members(self, observation: Mapping[str, Any]) -> None:
+        prefix = self.options.prefix_key
+        for name in () if prefix is None else (prefix, f"{prefix}_length"):
+            if isinstance(observation, Mapping) and name in observation:
+                raise ValueError(f"{name!r} is the prefix's (prefix_key), and no member of its own")
 
     def decided(self, now_ms: float) -> bool:
         """Whether there is no use in waiting longer for this tick's action."""
@@ -348,7 +355,12 @@ class ControlMachine:
     def end_session(self, error: AntiphonError) -> None:
         """There will be no connection any more."""
         self.connected = False
-        self.over = error
+        self.over = self.over or error
+
+    def close(self) -> None:
+        """Who controls the robot ends the session: what is planned is not done either."""
+        self._begin_anew()
+        self.end_session(SessionEnded("client"))
 
     # Emergency stop
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon_client.actions import Vector, safe_action
+from antiphon_client.arrays import BELOW
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,23 @@ class ControlOptions:
     prefix_steps: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rate_hz", "deadline_ms", "max_age_ms"):
+            if not _is_number(getattr(self, name)):
+                raise ValueError(f"{name} is a number")
         if not 0 < self.rate_hz < math.inf:
             raise ValueError("rate_hz is above 0")
         if not 0 < self.deadline_ms <= self.period_ms:
             raise ValueError(f"deadline_ms is above 0, and at most a period ({self.period_ms:g})")
         if not self.deadline_ms <= self.max_age_ms < math.inf:
             raise ValueError("max_age_ms is at least deadline_ms, and finite")
-        if self.execute < 1:
-            raise ValueError("execute is 1 or more")
+        if not _counts(self.execute):
+            raise ValueError("execute is a whole number of 1 or more")
         if (self.prefix_key is None) != (self.prefix_steps is None):
             raise ValueError("prefix_key and prefix_steps go together")
-        if self.prefix_steps is not None and self.prefix_steps < 1:
-            raise ValueError("prefix_steps is 1 or more")
+        if self.prefix_key is not None and not _is_key(self.prefix_key):
+            raise ValueError("prefix_key is a text, of no NUL")
+        if self.prefix_steps is not None and not _counts(self.prefix_steps):
+            raise ValueError("prefix_steps is a whole number of 1 or more")
         if not callable(self.safe_action):
             # Whatever becomes of the caller's array, the robot does what was said here.
             object.__setattr__(self, "safe_action", safe_action(self.safe_action))
@@ -66,3 +72,16 @@ class ControlOptions:
     def period_ms(self) -> float:
         """The time from one tick to the next."""
         return 1000.0 / self.rate_hz
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _counts(value: object) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and value >= 1  # type: ignore[operator]
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, str) and value != "" and BELOW not in value

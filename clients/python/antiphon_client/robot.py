@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import secrets
 import threading
@@ -119,6 +120,11 @@ class AsyncRobotLoop(ClosedOnLeaving):
             machine.connected = self._session.connected
         return machine.end(_now_ms())
 
+    def act_at_once(self, observation: Mapping[str, Any]) -> Action:
+        """The action of the next tick, of what is there already: for a loop that is closed."""
+        self._machine.begin(observation, _now_ms())
+        return self._machine.end(_now_ms())
+
     async def pace(self) -> None:
         """Sleep until the next tick is due: ticks are a period apart, and none is made up for."""
         await asyncio.sleep(self._pace.wait_ms(_now_ms()) / 1000.0)
@@ -195,10 +201,12 @@ class AsyncRobotLoop(ClosedOnLeaving):
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def close(self) -> None:
-        """End the session. A reset that is under way raises SessionEnded."""
+        """End the session. A reset that is under way raises SessionEnded, and every action from
+        here on is the safe one."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
-        self._end_reset(SessionEnded("client"))
+        self._machine.close()
+        self._end(SessionEnded("client"))
         await self._session.close()
 
     # Between the session and the machine
@@ -341,7 +349,10 @@ class RobotLoop:
 
     def act(self, observation: Mapping[str, Any]) -> Action:
         """The action of the next tick; as `AsyncRobotLoop.act`."""
-        acting = asyncio.run_coroutine_threadsafe(self._robot.act(observation), self._loop)
+        try:
+            acting = self._begin(self._robot.act(observation))
+        except SessionEnded:
+            return self._robot.act_at_once(observation)
         try:
             action = acting.result(self._options.deadline_ms / 1000.0 + SLACK_S)
         except TimeoutError:
@@ -368,7 +379,8 @@ class RobotLoop:
 
     def stop(self) -> None:
         """Emergency stop, from any thread; as `AsyncRobotLoop.stop`. Where the session's thread is
-        stuck it is said from this one, and that one holds on to it as soon as it goes on."""
+        stuck it is said from this one, and that one holds on to it as soon as it goes on. Behind
+        `close` it raises SessionEnded, as `reset` and `release` do."""
         self._stop.set()
         begun = threading.Event()
 
@@ -376,7 +388,7 @@ class RobotLoop:
             begun.set()
             await self._robot.stop()
 
-        stopping = asyncio.run_coroutine_threadsafe(stop(), self._loop)
+        stopping = self._begin(stop())
         stopping.add_done_callback(lambda _: self._stop.clear())  # The loop itself holds on to it.
         if begun.wait(STOP_BY_REQUEST_AFTER_S):
             stopping.result()
@@ -397,7 +409,15 @@ class RobotLoop:
             self._end_thread()
 
     def _run(self, what: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+        return self._begin(what).result()
+
+    def _begin(self, what: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Have it done in the session's thread. Raises SessionEnded where that has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(what, self._loop)
+        except RuntimeError:
+            what.close()
+            raise SessionEnded("client") from None
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
