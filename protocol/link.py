@@ -39,7 +39,6 @@ from protocol.link_events import (
     Event,
     Flush,
     LinkSettings,
-    Probe,
     Received,
     Refused,
     StatusChanged,
@@ -146,8 +145,6 @@ class GatewayEnd:
                 self.state = GatewayState.DISCONNECTED
                 self._introduce_ms = None
                 return actions
-            case Probe():
-                return [self._link.beat(b"", now_ms)] if self._link else []
             case StatusChanged():
                 raise TypeError("a gateway has no status")
 
@@ -315,8 +312,6 @@ class WorkerEnd:
                 self._status = event.status
                 self._info = msgspec.structs.replace(self._info, ready=event.ready)
                 return self._beat_all(now_ms) if event.announce else []
-            case Probe():
-                return self._beat_all(now_ms)
             case Connected():
                 raise TypeError("a worker does not connect")
 

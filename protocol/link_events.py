@@ -75,11 +75,7 @@ class StatusChanged(msgspec.Struct, frozen=True):
     announce: bool = False
 
 
-class Probe(msgspec.Struct, frozen=True):
-    """Send every peer a heartbeat now, so that the transport says who is gone."""
-
-
-Event = Received | Flush | Tick | Connected | Disconnected | StatusChanged | Probe
+Event = Received | Flush | Tick | Connected | Disconnected | StatusChanged
 
 # Actions
 

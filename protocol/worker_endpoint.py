@@ -1,15 +1,14 @@
-"""A worker's end of the link over ZeroMQ: a ROUTER that all gateways find."""
+"""A worker's end of the link over a socket that all gateways find."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
 import structlog
-import zmq
 
-from protocol.errors import AntiphonError, EngineLost, InvalidRequest
+from protocol.endpoints import check_endpoint, local_path
+from protocol.errors import EngineLost, InvalidRequest
 from protocol.link import NotLinked, WorkerEnd
 from protocol.link_events import (
     Action,
@@ -18,21 +17,18 @@ from protocol.link_events import (
     Disconnected,
     Down,
     LinkSettings,
-    Probe,
     Received,
     StatusChanged,
     Transmit,
     Up,
 )
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import LinkShell
+from protocol.link_shell import LinkShell
 from protocol.messages import Command, Output, Report, WorkerStatus, decode_command, encode
-from protocol.zmq_socket import LoopSocket, SendOutcome, check_endpoint, is_local
+from protocol.unix_socket import UnixServer
+from protocol.zmq_socket import ZmqRouter
 
 _log = structlog.get_logger(__name__)
-
-_PROBE_S = 0.25
-"""How long after a connection has ended the socket is asked whose it was."""
 
 
 class WorkerEndpoint(LinkShell):
@@ -68,22 +64,17 @@ class WorkerEndpoint(LinkShell):
         self._on_gateway_down = on_gateway_down
         self._status = status
         self._on_crowded = on_crowded
-        self._local = is_local(endpoint)
-        self._probing: asyncio.TimerHandle | None = None
-        self._socket = LoopSocket(
-            zmq.ROUTER,
-            on_message=self._on_message,
-            on_monitor=self._on_monitor,
-            on_wake=self._on_wake,
-            events=zmq.EVENT_DISCONNECTED,
-        )
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)
-        self._socket.set(zmq.ROUTER_HANDOVER, 1)
-        try:
-            self._socket.bind(endpoint)
-        except AntiphonError:
-            self.close()
-            raise
+        self._socket: UnixServer | ZmqRouter
+        if (path := local_path(endpoint)) is not None:
+            self._socket = UnixServer(
+                path,
+                on_frame=self._on_frame,
+                on_lost=lambda gateway: self._handle(Disconnected(gateway)),
+            )
+        else:
+            self._socket = ZmqRouter(
+                endpoint, on_frame=self._on_frame, on_malformed=self._on_malformed
+            )
 
     @property
     def gateways(self) -> tuple[str, ...]:
@@ -119,9 +110,6 @@ class WorkerEndpoint(LinkShell):
     def close(self) -> None:
         """Unbind; idempotent."""
         self._stop()
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
         self._socket.close()
 
     def _refresh_status(self, *, announce: bool = False) -> None:
@@ -134,38 +122,16 @@ class WorkerEndpoint(LinkShell):
         if beat_ms is not None and beat_ms <= self._now_ms():
             self._refresh_status()
 
-    def _on_message(self, parts: list[bytes]) -> None:
-        try:
-            peer, data = parts
-            gateway = peer.decode()
-        except ValueError:
-            self._end.malformed += 1
-            return
-        self._handle(Received(data, gateway))
+    def _on_frame(self, gateway: str, frame: bytes) -> None:
+        self._handle(Received(frame, gateway))
 
-    def _on_monitor(self, _event: zmq.Event) -> None:
-        # A ROUTER does not say who left: a heartbeat to everyone finds out. The event comes
-        # a moment before the socket itself knows, so what wakes it next asks again.
-        if self._local and not self._closed.done():
-            if self._probing is not None:
-                self._probing.cancel()
-            self._probing = self._loop.call_later(_PROBE_S, self._probe_last)
-            self._handle(Probe())
-
-    def _on_wake(self) -> None:
-        if self._probing is not None:
-            self._handle(Probe())
-
-    def _probe_last(self) -> None:
-        self._probing = None
-        self._handle(Probe())
+    def _on_malformed(self) -> None:
+        self._end.malformed += 1
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case Transmit():
-                outcome = self._socket.send([action.peer.encode(), action.data])
-                if outcome is SendOutcome.UNREACHABLE and self._local:
-                    self._loop.call_soon(self._handle, Disconnected(action.peer))
+                self._socket.send(action.peer, action.data)
             case Deliver():
                 self._command(action.peer, action.message)
             case Up():

@@ -1,4 +1,4 @@
-"""A gateway's end of the link over ZeroMQ: a DEALER that leads to one worker."""
+"""A gateway's end of the link over a socket that leads to one worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
-import zmq
 
+from protocol.endpoints import check_endpoint, local_path
 from protocol.errors import EngineLost, InvalidRequest
 from protocol.link import GatewayEnd, NotLinked
 from protocol.link_events import (
@@ -26,7 +26,7 @@ from protocol.link_events import (
     Up,
 )
 from protocol.link_frames import WorkerInfo
-from protocol.link_zmq import LinkShell
+from protocol.link_shell import LinkShell
 from protocol.messages import (
     Acknowledge,
     Command,
@@ -39,7 +39,8 @@ from protocol.messages import (
     decode_report,
     encode,
 )
-from protocol.zmq_socket import LoopSocket, check_endpoint, is_local
+from protocol.unix_socket import UnixClient
+from protocol.zmq_socket import ZmqDealer
 
 _log = structlog.get_logger(__name__)
 
@@ -77,17 +78,23 @@ class WorkerLink(LinkShell):
         self._on_up = on_up
         self._on_down = on_down
         self._on_crowded = on_crowded
-        self._local = is_local(endpoint)
-        self._socket = LoopSocket(
-            zmq.DEALER,
-            on_message=self._on_message,
-            on_monitor=self._on_monitor,
-            events=zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED,
-        )
-        self._socket.set(zmq.ROUTING_ID, incarnation.encode())
-        self._socket.set(zmq.RECONNECT_IVL, 50)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.connect(endpoint)
+        self._socket: UnixClient | ZmqDealer
+        if (path := local_path(endpoint)) is not None:
+            self._socket = UnixClient(
+                path,
+                incarnation,
+                on_frame=self._on_frame,
+                on_connected=self._on_connected,
+                on_lost=lambda: self._handle(Disconnected()),
+            )
+        else:
+            self._socket = ZmqDealer(
+                endpoint,
+                incarnation,
+                on_frame=self._on_frame,
+                on_connected=self._on_connected,
+                on_malformed=self._on_malformed,
+            )
 
     @property
     def worker(self) -> str | None:
@@ -153,23 +160,19 @@ class WorkerLink(LinkShell):
     def _before_tick(self) -> None:
         self._socket.drain()
 
-    def _on_message(self, parts: list[bytes]) -> None:
-        if len(parts) == 1:
-            self._handle(Received(parts[0]))
-        else:
-            self._end.malformed += 1
+    def _on_frame(self, frame: bytes) -> None:
+        self._handle(Received(frame))
 
-    def _on_monitor(self, event: zmq.Event) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._handle(Connected())
-        elif self._local:
-            self._socket.drain()
-            self._handle(Disconnected())
+    def _on_connected(self) -> None:
+        self._handle(Connected())
+
+    def _on_malformed(self) -> None:
+        self._end.malformed += 1
 
     def _carry_out(self, action: Action) -> None:
         match action:
             case Transmit():
-                self._socket.send([action.data])
+                self._socket.send(action.data)
             case Deliver():
                 self._report(action.message)
             case PeerStatus():

@@ -6,18 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
 from protocol.arena import handshake
 from protocol.arena.handshake import Hello, Prepare, Refusal
 from protocol.connector_errors import DescriptorRefused, NoCredit, PayloadClaimed
-from protocol.errors import ConfigError
-from protocol.zmq_socket import check_endpoint
+from protocol.unix_listener import listen_at
 
 _log = structlog.get_logger(__name__)
 
@@ -57,7 +54,7 @@ class Door:
         self._on_hello = on_hello
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
-        self._listener = _listen(path)
+        self._listener = listen_at(path, socket.SOCK_SEQPACKET, _STRANGERS)
         self._pause: asyncio.TimerHandle | None = None
         self._open()
 
@@ -132,41 +129,3 @@ class Door:
         stranger.deadline.cancel()
         self._loop.remove_reader(stranger.socket.fileno())
         stranger.socket.close()
-
-
-def _listen(path: str) -> socket.socket:
-    """A listening socket at `path`, which only this user can reach."""
-    check_endpoint(f"ipc://{path}")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.setblocking(False)
-        _sweep(path)
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(_STRANGERS)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen at {path}: {error}") from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _sweep(path: str) -> None:
-    """Remove a socket that its process left behind. Raises ConfigError for one in use."""
-    try:
-        if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise ConfigError(f"{path} is in the way: it is no socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            Path(path).unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise ConfigError(f"{path} is in use by another process")

@@ -19,7 +19,6 @@ from protocol.link_events import (
     Flush,
     LinkSettings,
     PeerStatus,
-    Probe,
     Received,
     Refused,
     StatusChanged,
@@ -396,12 +395,6 @@ def test_a_frame_under_another_gateways_name_is_dropped() -> None:
     assert isinstance(action, Transmit)
     assert network.worker.handle(Received(action.data, "somebody else"), network.now_ms) == []
     assert network.worker.malformed == 1
-
-
-def test_a_probe_sends_a_heartbeat_to_every_gateway() -> None:
-    network = linked_pair()
-    actions = network.worker.handle(Probe(), network.now_ms)
-    assert [type(decode_frame(a.data)) for a in actions if isinstance(a, Transmit)] == [Heartbeat]
 
 
 @settings(max_examples=300, deadline=None)

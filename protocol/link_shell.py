@@ -1,10 +1,11 @@
-"""The link over ZeroMQ: a worker binds one ROUTER, a gateway has one DEALER a worker.
+"""The link over sockets: a worker listens, a gateway has one connection a worker.
 
 The shells of both ends own a socket and one timer, armed for the machine's next deadline.
 What is sent in one loop turn leaves at its end, several messages a frame.
 
-Where the connection is a Unix socket its end is the peer's end, and the peer is declared
-lost at once. A tcp connection may come back: there only silence tells.
+On one host the sockets are Unix sockets, and between hosts ZeroMQ's: a worker binds one
+ROUTER, a gateway has one DEALER a worker. The end of a Unix socket is the peer's end, and the
+peer is declared lost at once. A tcp connection may come back: there only silence tells.
 """
 
 from __future__ import annotations

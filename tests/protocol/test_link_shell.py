@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
-from protocol import link_zmq
+from protocol import link_shell
 from protocol.connectors import InlineDescriptor
+from protocol.endpoints import check_endpoint
 from protocol.errors import CapacityExceeded, ConfigError, EngineLost
 from protocol.link_events import LinkSettings
 from protocol.link_frames import LINK_VERSION, Credit, Hello, WorkerInfo, encode_frame
@@ -31,7 +32,6 @@ from protocol.payloads import text_payload
 from protocol.stream import StreamLimits
 from protocol.worker_endpoint import WorkerEndpoint
 from protocol.worker_link import WorkerLink
-from protocol.zmq_socket import check_endpoint
 
 FENCE = Fence("s", 1, "gateway-1")
 
@@ -122,7 +122,7 @@ def signal(number: int) -> Signal:
 
 async def test_commands_and_reports_arrive_in_order(pair: Pair) -> None:
     link, gateway, bound, worker = pair
-    # More than both of ZeroMQ's high-water marks together, from one loop turn.
+    # More than a socket takes at once, from one loop turn.
     count = 6000
     for number in range(count):
         link.send(signal(number))
@@ -156,14 +156,14 @@ async def test_an_acknowledgement_waits_for_something_to_travel_with(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, _, _, worker = pair
-    monkeypatch.setattr(link_zmq, "FLUSH_S", 3600.0)
+    monkeypatch.setattr(link_shell, "FLUSH_S", 3600.0)
     link.send(Acknowledge(FENCE, 1, 1))
     link.send(signal(2))
     assert isinstance(await worker.commands.get(), Acknowledge)
     assert isinstance(await worker.commands.get(), Signal)
-    for number in range(link_zmq.UNHURRIED):
+    for number in range(link_shell.UNHURRIED):
         link.send(Acknowledge(FENCE, 1, number))
-    for _ in range(link_zmq.UNHURRIED):
+    for _ in range(link_shell.UNHURRIED):
         assert isinstance(await worker.commands.get(), Acknowledge)
 
 
@@ -283,14 +283,15 @@ async def test_a_message_that_is_no_command_ends_that_link_only(pair: Pair) -> N
 
 async def test_frames_from_a_stranger_change_nothing(pair: Pair, endpoint: str) -> None:
     link, _, bound, worker = pair
-    stranger: zmq.Socket[bytes]
-    with zmq.Context.instance().socket(zmq.DEALER) as stranger:
-        stranger.set(zmq.LINGER, 1000)
-        stranger.set(zmq.ROUTING_ID, b"stranger")
-        stranger.connect(endpoint)
-        stranger.send(b"garbage")
-        stranger.send(encode_frame(Hello("gateway-1", 9, LINK_VERSION, LINK_VERSION, Credit(1, 1))))
-        stranger.send(encode_frame(Hello("stranger", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(endpoint.removeprefix("ipc://"))
+        for frame in (
+            b"stranger",
+            b"garbage",
+            encode_frame(Hello("gateway-1", 9, LINK_VERSION, LINK_VERSION, Credit(1, 1))),
+            encode_frame(Hello("stranger", 1, LINK_VERSION, LINK_VERSION, Credit(1, 1))),
+        ):
+            stranger.sendall(len(frame).to_bytes(4, "big") + frame)
         assert await worker.ups.get() == "stranger"
     assert bound._end.malformed == 2
     link.send(signal(1))
