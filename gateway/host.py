@@ -586,7 +586,7 @@ class GatewayHost:
         return time.monotonic() * 1000.0
 
     def _arm(self) -> None:
-        self._timer.arm(self._hosted.deadlines.next_ms())
+        self._timer.arm_soon(self._hosted.deadlines.next_ms)
 
     def _tick(self) -> None:
         self._hosted.tick(self._now_ms())

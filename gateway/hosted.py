@@ -247,7 +247,7 @@ class HostedSessions:
             return
         self._count_state(hosted)
         if session in self._hosted:
-            self.deadlines.set(session, hosted.session.deadline())
+            self.deadlines.ask(session, hosted.session.deadline)
         if self.forks.awaits(session):
             self._begin_forks(session)
         self._serve()

@@ -19,6 +19,7 @@ class DeadlineTimer:
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
         self._at_ms = 0.0
 
     def arm(self, at_ms: float | None) -> None:
@@ -36,11 +37,23 @@ class DeadlineTimer:
         delay_ms = math.ceil(max(0.0, at_ms - self._clock_ms()))
         self._handle = self._loop.call_later(delay_ms / 1000.0, self._due)
 
+    def arm_soon(self, at_ms: Callable[[], float | None]) -> None:
+        """`arm` for what `at_ms` says at the end of the loop turn: once for all that changes it."""
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._arm_now, at_ms)
+
     def cancel(self) -> None:
         """Call nothing any more, until it is armed again."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+    def _arm_now(self, at_ms: Callable[[], float | None]) -> None:
+        self._soon = None
+        self.arm(at_ms())
 
     def _due(self) -> None:
         self._handle = None

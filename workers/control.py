@@ -525,7 +525,7 @@ class Control:
             self._rooms.waits_no_more(name)
         if session.unsaid:
             self._unsaid.add(name)
-        self._timed.set(name, session.deadline_ms)
+        self._timed.ask(name, session.deadline_ms)
 
     def _actions_append(self, action: Action) -> None:
         self._actions.append(action)

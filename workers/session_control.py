@@ -515,7 +515,6 @@ class SessionControl:
 
     # Time
 
-    @property
     def deadline_ms(self) -> float | None:
         """When `tick` is due."""
         first_ms = self.turns.deadline_ms

@@ -336,7 +336,10 @@ class Worker:
             self._telling = False
         if self._stop.is_set() and not self._control.sessions:
             self._emptied.set()
-        self._timer.arm(self._control.deadline_ms)
+        self._timer.arm_soon(self._deadline_ms)
+
+    def _deadline_ms(self) -> float | None:
+        return self._control.deadline_ms
 
     def _now_ms(self) -> float:
         # Not the loop's clock, which is uvloop's, of whole ms: turns are measured by this.

@@ -93,3 +93,24 @@ async def test_a_cancelled_timer_can_be_armed_again(clock: Clock) -> None:
     assert clock.waiting == [50]
     clock.fire()
     assert clock.looks == 1
+
+
+async def test_what_changes_a_deadline_often_in_a_loop_turn_arms_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    asked: list[float] = []
+
+    def at_ms() -> float:
+        asked.append(1_100.25 - len(asked))
+        return asked[-1]
+
+    clock.timer.arm_soon(at_ms)
+    clock.timer.arm_soon(at_ms)
+    assert clock.waiting == []
+    await asyncio.sleep(0)
+    assert (len(asked), clock.waiting) == (1, [100])
+    clock.timer.arm_soon(at_ms)
+    clock.timer.cancel()
+    await asyncio.sleep(0)
+    assert (len(asked), clock.waiting) == (1, [])

@@ -84,12 +84,22 @@ def test_starting_a_turn_does_not_raise_the_floor() -> None:
     assert lanes.wanted(DEFAULT_LANE, lanes.start())
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 50)), max_size=60))
-def test_deadlines_come_due_as_a_plain_map_says(calls: list[tuple[str, int | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 50), st.booleans()),
+        max_size=60,
+    )
+)
+def test_deadlines_come_due_as_a_plain_map_says(
+    calls: list[tuple[str, int | None, bool]],
+) -> None:
     deadlines = Deadlines()
     model: dict[str, int] = {}
-    for now, (key, at) in enumerate(calls):
-        deadlines.set(key, at)
+    for now, (key, at, asked) in enumerate(calls):
+        if asked:
+            deadlines.ask(key, lambda at=at: at)  # type: ignore[misc]
+        else:
+            deadlines.set(key, at)
         if at is None:
             model.pop(key, None)
         else:

@@ -282,6 +282,9 @@ class RobotSession(ParkableSession):
         self._engine = engine
         self._settings = settings
         self._state = state
+        self._copied = False
+        """Whether the state is one that a step made: arrays of its own, of a form that stays."""
+        self._measured: dict[str, int] | None = None
 
     def describe(self) -> dict[str, Any]:
         """The policy's `metadata`, packed as OpenPI has it."""
@@ -305,6 +308,8 @@ class RobotSession(ParkableSession):
 
         def commit() -> None:
             self._state = outcome.state
+            if not self._copied:
+                self._copied, self._measured = True, None
 
         return TurnResult({"infer_ms": outcome.infer_ms, "batch": outcome.batch}, commit)
 
@@ -313,11 +318,14 @@ class RobotSession(ParkableSession):
         if name != RESET:
             raise InvalidRequest(f"{name} is not a signal; there is {RESET}")
         self._state = self._engine.initial_state({**self._settings, **arguments})
+        self._copied, self._measured = False, None
         return {}
 
     def measure(self) -> dict[str, int]:
         """The state's arrays."""
-        return storage_bytes(self._state)
+        if self._measured is None:
+            self._measured = storage_bytes(self._state)
+        return self._measured
 
     async def snapshot(self, path: Path) -> None:
         """Write the state. Cancelling leaves no file."""
