@@ -137,11 +137,8 @@ class Transfers:
         their edge says so and there is room, and are named by it."""
         if self._shm is None or consumer is None or kind != ConnectorKind.SHM:
             return run
-        large = [
-            each.size_bytes
-            for each in run.inputs
-            if isinstance(each, InlineDescriptor) and each.size_bytes > COPIED_BYTES
-        ]
+        sizes = [_inline_bytes(each) for each in run.inputs]
+        large = [size for size in sizes if size > COPIED_BYTES]
         if not large:
             return run
         session, edge = run.fence.session, edge_name(CLIENT, stage)
@@ -151,13 +148,16 @@ class Transfers:
         except (NoCredit, NotAttached, PayloadTooLarge):
             return run  # The message carries the bytes, and the link bounds them.
         self._turn_inputs[session, run.turn] = stage
-        inputs = [self._put_input(flow, descriptor) for descriptor in run.inputs]
+        inputs = [
+            self._put_input(flow, each) if size > COPIED_BYTES else each
+            for each, size in zip(run.inputs, sizes, strict=True)
+        ]
         self._shm.close_flow(flow)
         return replace(run, inputs=inputs)
 
     def _put_input(self, flow: ShmFlow, descriptor: Descriptor) -> Descriptor:
         assert self._shm is not None
-        if isinstance(descriptor, InlineDescriptor) and descriptor.size_bytes > COPIED_BYTES:
+        if isinstance(descriptor, InlineDescriptor):
             with contextlib.suppress(AntiphonError):
                 return self._shm.put(descriptor.payload, flow)
         return descriptor

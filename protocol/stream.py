@@ -81,12 +81,8 @@ class Outbox:
         self._sent_bytes = 0
         self._next = 1
         self._patience_ms = limits.retransmit_ms
-        self._crowded = False
-
-    @property
-    def crowded(self) -> bool:
+        self.crowded = False
         """Whether the queue has reached its high mark and not yet fallen to its low one."""
-        return self._crowded
 
     @property
     def waits(self) -> bool:
@@ -126,7 +122,7 @@ class Outbox:
         self._waiting.append(message)
         self._waiting_bytes += size
         if len(self._waiting) >= limits.high_messages or self._waiting_bytes >= limits.high_bytes:
-            self._crowded = True
+            self.crowded = True
 
     def take(self, now_ms: float) -> Batch | None:
         """The next batch that may be sent for the first time, None if there is none."""
@@ -150,7 +146,7 @@ class Outbox:
         if not messages:
             return None
         if len(self._waiting) <= limits.low_messages and self._waiting_bytes <= limits.low_bytes:
-            self._crowded = False
+            self.crowded = False
         return Batch(self._next - len(messages), messages)
 
     def acknowledged(self, mark: Mark, now_ms: float) -> list[Batch]:
@@ -193,7 +189,7 @@ class Outbox:
             self._next,
             tuple((item.sequence, item.message) for item in self._sent),
             tuple(self._waiting),
-            self._crowded,
+            self.crowded,
         )
 
     def _admits(self, size: int) -> bool:

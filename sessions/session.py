@@ -321,13 +321,15 @@ class Session:
                 self._tick()
             case _:
                 self._stages.handle(event, now_ms)
-        if self.state is State.DETACHED and self._attachments.full:
+        lifecycle = self._lifecycle
+        if lifecycle.state is State.DETACHED and self._attachments.full:
             self._machine.give_up("stalled", now_ms)
-        if self._lifecycle.live and self._machine.finished:
+        live = lifecycle.live
+        if live and self._machine.finished:
             self._close(CloseReason.COMPLETED, None)
+            live = lifecycle.live
         # Who has a deadline is answered at it, and has one step at its workers at most.
-        patient = self.pipeline.control.deadline_ms is None
-        hold = self._lifecycle.live and patient and self._stages.full
+        hold = live and self.pipeline.control.deadline_ms is None and self._stages.full
         if hold != self._held:
             self._held = hold
             self._actions.append(HoldClient(hold))

@@ -347,7 +347,7 @@ class Control:
                 session.close(command.command, now_ms)
             case Open() | Configure() | Signal() | Run() | Feed() | Park():
                 session.command(command, now_ms)
-                if not session.evictable:
+                if self._rooms.knows(session.session) and not session.evictable:
                     self._rooms.declined(session.session)
         self._note(session, now_ms)
 

@@ -65,6 +65,10 @@ class Rooms:
         """It needs no room that it has not."""
         self._waiting.pop(session, None)
 
+    def knows(self, session: str) -> bool:
+        """Whether it was asked to make room, or has been passed over at that."""
+        return session in self._asked or session in self._begun or session in self._passed_over
+
     def declined(self, session: str) -> None:
         """It has work again: another is to make the room that it was asked for."""
         self._asked.pop(session, None)

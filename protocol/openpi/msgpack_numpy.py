@@ -143,8 +143,12 @@ class _Reader:
         self._text_left -= length
         if self._text_left < 0:
             raise _unreadable(f"more than {MAX_TEXT_BYTES} bytes of text")
+        begin = self._at
+        end = self._at = begin + length
+        if end > len(self._data):
+            raise _unreadable("it ends too early")
         try:
-            return str(self._take(length), "utf-8")
+            return str(self._data[begin:end], "utf-8")
         except UnicodeDecodeError as error:
             raise _unreadable(f"text that is not UTF-8: {error.reason}") from None
 
@@ -208,6 +212,12 @@ class _Reader:
         return _array_of(content, _known_dtype(name), shape)
 
     def _key(self, depth: int) -> str | bytes:
+        data, at = self._data, self._at
+        if self._left and at < len(data) and data[at] & 0xE0 == 0xA0:
+            # A short text, as nearly all keys are.
+            self._left -= 1
+            self._at = at + 1
+            return self._text(data[at] & 0x1F)
         key = self.value(depth + 1)
         if not isinstance(key, str | bytes):
             raise _unreadable(f"a key that is neither text nor bytes: {key!r:.64}")

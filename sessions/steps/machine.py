@@ -23,7 +23,6 @@ from sessions.actions import NotFresh, StageProduced, TurnMeasured
 from sessions.bindings import Binding
 from sessions.client import Refused
 from sessions.client_pace import ClientPace
-from sessions.deadlines import earliest
 from sessions.flow import FlowEnded, FlowEvent, Produced
 from sessions.lanes import DEFAULT_LANE, Lanes
 from sessions.lifecycle import CloseReason
@@ -663,12 +662,15 @@ class StepMachine:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        first_ms = earliest(self._orchestrator.deadline(self._paused), self._pace.stalled_at_ms)
-        first_ms = earliest(first_ms, self._waiting_due_ms())
-        if self._flight is not None:
-            first_ms = earliest(first_ms, self._flight.unanswered_at_ms)
-        first_ms = earliest(first_ms, self._reset_due_ms())
-        return earliest(first_ms, self._changes.wait_until_ms)
+        deadlines_ms = (
+            self._orchestrator.deadline(self._paused),
+            self._pace.stalled_at_ms,
+            self._waiting_due_ms(),
+            None if self._flight is None else self._flight.unanswered_at_ms,
+            self._reset_due_ms(),
+            self._changes.wait_until_ms,
+        )
+        return min([at_ms for at_ms in deadlines_ms if at_ms is not None], default=None)
 
     def tick(self, now_ms: float) -> None:
         """A deadline has come."""
