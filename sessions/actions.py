@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
 from protocol.messages import Close, Command, Report
@@ -17,20 +19,17 @@ from sessions.lifecycle import CloseReason
 # Events
 
 
-@dataclass(frozen=True)
-class OpenRequested:
+class OpenRequested(msgspec.Struct, frozen=True):
     """Admission has been granted: open the session."""
 
 
-@dataclass(frozen=True)
-class DirectoryAnswered:
+class DirectoryAnswered(msgspec.Struct, frozen=True):
     """The answer to the last `AskDirectory`."""
 
     reply: directory.Reply
 
 
-@dataclass(frozen=True)
-class StageBound:
+class StageBound(msgspec.Struct, frozen=True):
     """A replica was chosen for the stage; commands go to it from now on.
 
     `crowded` says that much waits on the link to it already.
@@ -41,39 +40,34 @@ class StageBound:
     crowded: bool = False
 
 
-@dataclass(frozen=True)
-class StageUnavailable:
+class StageUnavailable(msgspec.Struct, frozen=True):
     """No replica of the stage can take the session now; one may come later."""
 
     stage: str
     error: ErrorInfo
 
 
-@dataclass(frozen=True)
-class StageLost:
+class StageLost(msgspec.Struct, frozen=True):
     """The worker that the stage was bound to is gone, with all that it held."""
 
     stage: str
 
 
-@dataclass(frozen=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """A worker's report about this session, other than a turn's output."""
 
     stage: str
     report: Report
 
 
-@dataclass(frozen=True)
-class StageCrowded:
+class StageCrowded(msgspec.Struct, frozen=True):
     """Much waits on the link to the stage's worker, or little does again."""
 
     stage: str
     crowded: bool
 
 
-@dataclass(frozen=True)
-class StageProduced:
+class StageProduced(msgspec.Struct, frozen=True):
     """Piece number `sequence` of the turn's output on `stage`.
 
     The bytes of `payload` stay readable until the piece is acknowledged or the turn's
@@ -104,15 +98,13 @@ class AttachRequested:
     new_secret: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True)
-class Detached:
+class Detached(msgspec.Struct, frozen=True):
     """The transport of this attachment is gone."""
 
     attachment: str
 
 
-@dataclass(frozen=True)
-class ClientSaid:
+class ClientSaid(msgspec.Struct, frozen=True):
     """A verb of the client at `attachment`; None: of who is allowed without one.
 
     With a `command` id it is answered by `Answered`, otherwise only refused.
@@ -123,8 +115,7 @@ class ClientSaid:
     command: str | None = None
 
 
-@dataclass(frozen=True)
-class ClientMisspoke:
+class ClientMisspoke(msgspec.Struct, frozen=True):
     """What the client at `attachment` said with this command id was no verb, for `error`."""
 
     attachment: str
@@ -132,24 +123,21 @@ class ClientMisspoke:
     error: ErrorInfo
 
 
-@dataclass(frozen=True)
-class ClientHas:
+class ClientHas(msgspec.Struct, frozen=True):
     """The client at `attachment` has all outputs up to number `through`."""
 
     attachment: str
     through: int
 
 
-@dataclass(frozen=True)
-class ClientBlocked:
+class ClientBlocked(msgspec.Struct, frozen=True):
     """The egress queue of this attachment is full (or has room again): pace the output."""
 
     blocked: bool
     attachment: str
 
 
-@dataclass(frozen=True)
-class CloseRequested:
+class CloseRequested(msgspec.Struct, frozen=True):
     """Close the session; idempotent.
 
     With an `attachment` only if that has control: who was replaced, or looks on, ends
@@ -160,18 +148,15 @@ class CloseRequested:
     attachment: str | None = None
 
 
-@dataclass(frozen=True)
-class ParkRequested:
+class ParkRequested(msgspec.Struct, frozen=True):
     """Put the state of every stage away that has nothing to do and can be parked."""
 
 
-@dataclass(frozen=True)
-class RestoreRequested:
+class RestoreRequested(msgspec.Struct, frozen=True):
     """Bring back what is parked, before anybody needs it."""
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """A deadline has come."""
 
 
@@ -199,38 +184,33 @@ Event = (
 # Actions
 
 
-@dataclass(frozen=True)
-class AskDirectory:
+class AskDirectory(msgspec.Struct, frozen=True):
     """Call the directory and feed `DirectoryAnswered` back."""
 
     request: directory.Request
 
 
-@dataclass(frozen=True)
-class Unbind:
+class Unbind(msgspec.Struct, frozen=True):
     """The stage's worker has put the session's state away: it is bound to it no more."""
 
     stage: str
 
 
-@dataclass(frozen=True)
-class NotRestored:
+class NotRestored(msgspec.Struct, frozen=True):
     """What was stored of the stage did not come back, and is lost, for `error`."""
 
     stage: str
     error: ErrorInfo
 
 
-@dataclass(frozen=True)
-class ForgetParked:
+class ForgetParked(msgspec.Struct, frozen=True):
     """What is parked of the stage is of no use any more: any of its workers removes it."""
 
     stage: str
     command: Close
 
 
-@dataclass(frozen=True)
-class BindStage:
+class BindStage(msgspec.Struct, frozen=True):
     """Choose a replica: answered by `StageBound` or `StageUnavailable`.
 
     A session that has been told `StageUnavailable` is told `StageBound` once a
@@ -240,16 +220,14 @@ class BindStage:
     stage: str
 
 
-@dataclass(frozen=True)
-class ToStage:
+class ToStage(msgspec.Struct, frozen=True):
     """Send a command to the stage's replica."""
 
     stage: str
     command: Command
 
 
-@dataclass(frozen=True)
-class ToClient:
+class ToClient(msgspec.Struct, frozen=True):
     """Output number `sequence` of the session, counted from 1, for every attachment.
 
     With `to` it is for one alone: an output told again, or an `Attached` or `LetGo`, which
@@ -261,24 +239,21 @@ class ToClient:
     to: str | None = None
 
 
-@dataclass(frozen=True)
-class AttachRefused:
+class AttachRefused(msgspec.Struct, frozen=True):
     """The attachment that was asked for is not had."""
 
     attachment: str
     error: ErrorInfo
 
 
-@dataclass(frozen=True)
-class HoldClient:
+class HoldClient(msgspec.Struct, frozen=True):
     """A worker has much of this session, or of all, to work off: hand no verb over (or go on
     again)."""
 
     hold: bool
 
 
-@dataclass(frozen=True)
-class TurnMeasured:
+class TurnMeasured(msgspec.Struct, frozen=True):
     """A turn has ended: what it took, for metrics and logs.
 
     `ttft_ms` and `ttfp_ms` count from the end of the user's turn as the server
@@ -298,8 +273,7 @@ class TurnMeasured:
     timelines: dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True)
-class NotFresh:
+class NotFresh(msgspec.Struct, frozen=True):
     """An observation was answered without anything fresh, for this reason: with the safe
     action, or, if it is not `safe`, with an error."""
 
@@ -309,8 +283,7 @@ class NotFresh:
     """Whether its deadline has passed."""
 
 
-@dataclass(frozen=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Nothing of the session is left here; its place can be given away.
 
     `unanswered` are the stages whose workers have not answered their close in time, with the
@@ -318,7 +291,7 @@ class Released:
     """
 
     reason: CloseReason
-    unanswered: Mapping[str, str] = field(default_factory=dict)
+    unanswered: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 Action = (

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from protocol.connectors import Descriptor
 from protocol.errors import ErrorInfo
 from protocol.messages import TurnEnded
@@ -18,8 +20,7 @@ CLAUSES_IN_FLIGHT = 2
 """Credits of a clause edge: clauses the voice may hold whose audio has not all been taken."""
 
 
-@dataclass(frozen=True)
-class Produced:
+class Produced(msgspec.Struct, frozen=True):
     """A piece of output on a port that the turn asked for.
 
     It is number `sequence` of what `stage` makes in this turn, and is kept there until
@@ -33,8 +34,7 @@ class Produced:
     payload: Payload
 
 
-@dataclass(frozen=True)
-class ClauseCut:
+class ClauseCut(msgspec.Struct, frozen=True):
     """Clause number `index` (from 0) of the turn's text is `text`."""
 
     turn: int
@@ -42,8 +42,7 @@ class ClauseCut:
     text: str
 
 
-@dataclass(frozen=True)
-class FlowEnded:
+class FlowEnded(msgspec.Struct, frozen=True):
     """All stages of the turn have ended, or it failed; nothing follows for it.
 
     `unsettled` are the stages of a failed turn whose last word is still to come.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from protocol.messages import Configure, Feed, Open, Park, Run, Signal
 from workers.turn_control import Totals
@@ -13,8 +14,7 @@ InOrder = Open | Configure | Signal | Run | Feed | Park
 """The commands that are carried out in their order."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A command in the mailbox; it is carried out once input through `barrier` is."""
 
     command: InOrder

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from protocol.errors import ErrorInfo
 from protocol.payloads import Payload
 from sessions.client import SessionOutput
@@ -19,8 +21,7 @@ NEXT = 0
 # Verbs
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Move the state from `step` - 1 to `step` with `inputs`, which may be several payloads.
 
     Steps count from 1. A step that is in flight, or was committed and is remembered, is
@@ -33,7 +34,7 @@ class Step:
 
     step: int
     inputs: list[Payload]
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     ref: str | None = None
     since_ms: float | None = None
 

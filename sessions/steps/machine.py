@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
+import msgspec
+
 from protocol.errors import (
     AntiphonError,
     CapacityExceeded,
@@ -216,7 +218,7 @@ class StepMachine:
             return
         self._check(verb)
         if verb.since_ms is None:
-            verb = replace(verb, since_ms=self._now_ms)
+            verb = msgspec.structs.replace(verb, since_ms=self._now_ms)
         if flight is not None or resetting:
             self._answer_waiting(Reason.SUPERSEDED, superseded())
             self._waiting = verb
@@ -244,7 +246,8 @@ class StepMachine:
             self._now_ms,
             {self._roles.state: step},
         )
-        self._flight = Flight(replace(verb, step=step), turn, self._roles.state, due_ms)
+        numbered = msgspec.structs.replace(verb, step=step)
+        self._flight = Flight(numbered, turn, self._roles.state, due_ms)
         if due_ms is None:
             # Otherwise what is never done in time would keep the session for ever.
             self._progress()

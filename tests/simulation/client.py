@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gateway.hosted import Hosted
 from protocol.errors import AntiphonError, ErrorInfo
 from sessions.actions import ClientSaid, CloseRequested, ToClient
@@ -321,7 +323,8 @@ class Client:
         command: str | None = None
         if not isinstance(verb, self.unrefused):
             self._verbs_said += 1
-            verb = replace(verb, ref=f"verb_{self._verbs_said}")
+            anew = msgspec.structs.replace if isinstance(verb, msgspec.Struct) else replace
+            verb = anew(verb, ref=f"verb_{self._verbs_said}")
             self._verb_before_ms = self.verb_ms
             if isinstance(verb, self.progress):
                 self.verb_ms = self.gateway.now_ms

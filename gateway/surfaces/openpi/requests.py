@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from protocol.errors import EngineFailed, InvalidRequest
@@ -39,15 +39,13 @@ _ENDPOINT = "endpoint"
 _LABEL = "session_id"
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """What a robot senses, to be answered with actions."""
 
     inputs: list[Payload]
 
 
-@dataclass(frozen=True)
-class ResetAsked:
+class ResetAsked(msgspec.Struct, frozen=True):
     """The session is to begin anew."""
 
 
@@ -79,8 +77,7 @@ def read_request(frame: bytes | str) -> Asked:
     return Observed(to_parts(PayloadType.OBSERVATION, observation))
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     asked: Asked
     received_ms: float
     said_ms: float
@@ -218,7 +215,7 @@ class Requests:
 
     def _as_stopped(self, request: _Request) -> _Request:
         if isinstance(request.asked, ResetAsked) and request.said_ms <= self._stopped_ms:
-            return replace(request, asked=Observed([]))
+            return msgspec.structs.replace(request, asked=Observed([]))
         return request
 
     def was_reset(self, now_ms: float) -> bytes | None:
