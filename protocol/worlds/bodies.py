@@ -108,18 +108,14 @@ class ResetBody(_Body, frozen=True):
 
 
 class EmptyBody(_Body, frozen=True):
-    """`POST /v1/worlds/{id}/checkpoint`, `POST .../close` and `DELETE /v1/worlds/{id}`: there is
-    nothing to say."""
+    """`POST /v1/worlds/{id}/checkpoint`, `.../restore`, `.../close` and `DELETE /v1/worlds/{id}`:
+    there is nothing to say."""
 
 
 class RewindBody(_Body, frozen=True):
     """`POST /v1/worlds/{id}/rewind`: back to the state that was kept after `step`."""
 
     step: Index
-
-
-class EmptyBody(_Body, frozen=True):
-    """`POST /v1/worlds/{id}/restore`: nothing more is to be said."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True):
