@@ -63,9 +63,7 @@ class Grammar(Generic[Frame]):
             self.sketch(decode, frame)
             said: Frame = decoder.decode(frame)
         except msgspec.ValidationError as error:
-            unreadable = self._explained(error)
-            unreadable.id, unreadable.ref = names_of(decode, frame)
-            raise unreadable from None
+            raise self._explained(error, *names_of(decode, frame)) from None
         try:
             self.check(said)
         except Unreadable as error:
@@ -91,13 +89,18 @@ class Grammar(Generic[Frame]):
                 f"The frame is longer than {self.most_bytes} bytes.", code="event_too_large"
             )
 
-    def _explained(self, error: msgspec.ValidationError) -> Unreadable:
+    # An error that a frame both raises and names holds all of that frame.
+    def _explained(
+        self, error: msgspec.ValidationError, command: str | None = None, ref: str | None = None
+    ) -> Unreadable:
         found = fault(error)
         reason = found.reason
         if found.code == "invalid_value" and found.path in self._kinds:
             reason += f"; known are {self._kinds[found.path]}"
         place = f"'{found.path}': " if found.path else ""
-        return Unreadable(f"{place}{reason}.", code=found.code, field=found.path or None)
+        unreadable = Unreadable(f"{place}{reason}.", code=found.code, field=found.path or None)
+        unreadable.id, unreadable.ref = command, ref
+        return unreadable
 
 
 class JsonWire(Generic[Frame]):

@@ -73,12 +73,13 @@ def _check_free_length(decode: Any, frame: str | bytes) -> None:
     for said in ("input", "signal"):
         for name in _Free.__struct_fields__:
             if len(memoryview(getattr(getattr(sketch, said), name))) > MAX_FREE_BYTES:
-                place = f"{said}.{name}"
-                unreadable = Unreadable(
-                    f"'{place}' is longer than {MAX_FREE_BYTES} bytes.",
-                    code="event_too_large",
-                    field=place,
-                )
-                unreadable.id = named(decode, sketch.id, MAX_ID_CHARS)
-                unreadable.ref = named(decode, sketch.ref, MAX_REF_CHARS)
-                raise unreadable
+                raise _too_long(f"{said}.{name}", decode, sketch)
+
+
+def _too_long(place: str, decode: Any, sketch: _Sketch) -> Unreadable:
+    unreadable = Unreadable(
+        f"'{place}' is longer than {MAX_FREE_BYTES} bytes.", code="event_too_large", field=place
+    )
+    unreadable.id = named(decode, sketch.id, MAX_ID_CHARS)
+    unreadable.ref = named(decode, sketch.ref, MAX_REF_CHARS)
+    return unreadable

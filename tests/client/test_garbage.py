@@ -313,6 +313,7 @@ WORLD = {
     "secret": "secret_2",
     "grace_s": 2.0,
     "committed_step": 0,
+    "lost": False,
     "world": {"keys": ["up"], "axes": {}},
 }
 FRAME = {
