@@ -32,6 +32,7 @@ from protocol.payloads import text_payload
 from protocol.stream import StreamLimits
 from protocol.worker_endpoint import WorkerEndpoint
 from protocol.worker_link import WorkerLink
+from tests.ports import free_port
 
 FENCE = Fence("s", 1, "gateway-1")
 
@@ -57,8 +58,12 @@ class Recorder:
         return WorkerStatus("think", 0, 0, 0, ready=self.ready)
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
+@pytest.fixture(params=["ipc", "tcp"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Within one host, and as between two."""
+    if request.param == "tcp":
+        yield f"tcp://127.0.0.1:{free_port()}"
+        return
     with tempfile.TemporaryDirectory(prefix="antiphon-test-") as directory:
         yield f"ipc://{directory}/worker.sock"
 
@@ -181,6 +186,7 @@ async def test_raise_floor_overtakes_what_waits(pair: Pair) -> None:
     assert isinstance(await worker.commands.get(), RaiseFloor)
 
 
+@pytest.mark.parametrize("endpoint", ["ipc"], indirect=True)
 async def test_the_gateway_learns_of_a_workers_end_at_once_and_meets_the_next(
     endpoint: str,
 ) -> None:
@@ -200,6 +206,7 @@ async def test_the_gateway_learns_of_a_workers_end_at_once_and_meets_the_next(
     second.close()
 
 
+@pytest.mark.parametrize("endpoint", ["ipc"], indirect=True)
 async def test_the_worker_learns_of_a_gateways_end_at_once(endpoint: str) -> None:
     settings = LinkSettings(heartbeat_ms=600_000, silence_ms=1_200_000)
     worker = Recorder()
@@ -281,6 +288,7 @@ async def test_a_message_that_is_no_command_ends_that_link_only(pair: Pair) -> N
     assert await worker.commands.get() == signal(1)
 
 
+@pytest.mark.parametrize("endpoint", ["ipc"], indirect=True)
 async def test_frames_from_a_stranger_change_nothing(pair: Pair, endpoint: str) -> None:
     link, _, bound, worker = pair
     with socket.socket(socket.AF_UNIX) as stranger:
