@@ -25,8 +25,11 @@ takes the event loop, and all other robots, some 20 ms."""
 MAX_TEXT_BYTES = 1024 * 1024
 """Of all text of one message, keys included."""
 MAX_DTYPE_LENGTH = 64
+MAX_AXES = 31
+"""Of an array: a batch of them has one more, and numpy 1 has 32."""
 
 REFUSED_KINDS = "VOc"
+TIMES = "mM"
 
 _ARRAY, _SCALAR, _DATA, _DTYPE, _SHAPE = (
     b"__ndarray__",
@@ -74,10 +77,14 @@ def unpack(data: bytes | bytearray | memoryview, most_values: int = MAX_VALUES) 
 
     Arrays are read-only views of `data`, whatever their size: what is kept of them keeps all of
     it. Raises InvalidRequest for anything else than a message of this wire, at a cost that is
-    bounded by its length.
+    bounded by its length; its `field` are the keys that lead to an array that is none.
     """
     reader = _Reader(memoryview(data).toreadonly().cast("B"), most_values)
-    value = reader.value(0)
+    try:
+        value = reader.value(0)
+    except InvalidRequest as error:
+        error.field = error.field or None
+        raise
     reader.check_end()
     return value
 
@@ -164,7 +171,12 @@ class _Reader:
         for _ in range(length):
             key = self._key(depth)
             # Only here an array's bytes can be: they are looked at where they lie.
-            members[key] = self.value(depth + 1, borrow=key == _DATA)
+            try:
+                members[key] = self.value(depth + 1, borrow=key == _DATA)
+            except InvalidRequest as error:
+                if error.field is not None:
+                    error.field = _led_to(key, error.field)
+                raise
         if _ARRAY in members:
             return _array(members)
         if _SCALAR in members:
@@ -234,21 +246,21 @@ def _array(members: dict[str | bytes, Any]) -> npt.NDArray[Any]:
     data, shape = members.get(_DATA), members.get(_SHAPE)
     dtype = _dtype(members.get(_DTYPE))
     if not isinstance(data, memoryview) or not isinstance(shape, list):
-        raise _unreadable("an array without data or shape")
+        raise _no_array("an array without data or shape")
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise _unreadable(f"an array of shape {shape!r:.64}")
+        raise _no_array(f"an array of shape {shape!r:.64}")
     return _array_of(data, dtype, shape)
 
 
 def _array_of(data: memoryview, dtype: np.dtype[Any], shape: list[int]) -> npt.NDArray[Any]:
+    if len(shape) > MAX_AXES:
+        raise _no_array(f"an array of {len(shape)} axes; there are {MAX_AXES} at most")
     try:
         values: npt.NDArray[Any] = np.ndarray(shape, dtype, data)
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise _unreadable(
-            f"{len(data)} bytes for {dtype} of shape {shape!r:.64}: {error}"
-        ) from None
+        raise _no_array(f"{len(data)} bytes for {dtype} of shape {shape!r:.64}: {error}") from None
     if values.nbytes != len(data):
-        raise _unreadable(f"{len(data)} bytes for {dtype} of shape {shape!r:.64}")
+        raise _no_array(f"{len(data)} bytes for {dtype} of shape {shape!r:.64}")
     return values
 
 
@@ -257,14 +269,23 @@ def _scalar(members: dict[str | bytes, Any]) -> Any:
     if isinstance(item, memoryview):
         item = bytes(item)
     if not isinstance(item, bool | int | float | str | bytes):
-        raise _unreadable("a scalar without data")
+        raise _no_array("a scalar without data")
     # Of a number numpy makes so many bytes or letters.
     if dtype.kind in "SU" and not isinstance(item, str if dtype.kind == "U" else bytes):
-        raise _unreadable(f"{item!r:.64} is no {dtype}")
+        raise _no_array(f"{item!r:.64} is no {dtype}")
+    if dtype.kind in TIMES:
+        return _time(dtype, item)
     try:
         return dtype.type(item)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _unreadable(f"{item!r:.64} is no {dtype}: {error}") from None
+        raise _no_array(f"{item!r:.64} is no {dtype}: {error}") from None
+
+
+def _time(dtype: np.dtype[Any], item: object) -> Any:
+    """Of the number that its array would hold; numpy makes none of it where it has a unit."""
+    if type(item) is not int or not -(2**63) <= item < 2**63:
+        raise _no_array(f"{item!r:.64} is no {dtype}")
+    return np.int64(item).view(dtype.newbyteorder("="))
 
 
 @functools.lru_cache(maxsize=256)
@@ -276,16 +297,21 @@ def _dtype(name: Any) -> np.dtype[Any]:
     if isinstance(name, bytes):
         name = name.decode("ascii", "replace")
     if not isinstance(name, str) or len(name) > MAX_DTYPE_LENGTH:
-        raise _unreadable(f"an array of dtype {name!r:.64}")
+        raise _no_array(f"an array of dtype {name!r:.64}")
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        raise _unreadable(f"there is no dtype {name!r}") from None
-    _check_kind(dtype)
+        raise _no_array(f"there is no dtype {name!r}") from None
+    try:
+        check_dtype(dtype)
+    except InvalidRequest as error:
+        error.field = ""
+        raise
     return dtype
 
 
-def _check_kind(dtype: np.dtype[Any]) -> None:
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise InvalidRequest for arrays that this wire does not have."""
     if dtype.kind in REFUSED_KINDS:
         raise InvalidRequest(
             f"arrays of dtype {dtype} (kind {dtype.kind}) have no place here: structures, objects "
@@ -303,10 +329,22 @@ def _unreadable(reason: str) -> InvalidRequest:
     return InvalidRequest(f"not a message of arrays: {reason}", code="invalid_message")
 
 
+def _no_array(reason: str) -> InvalidRequest:
+    """Whose `field` becomes the keys that lead to it, on the way out."""
+    error = _unreadable(reason)
+    error.field = ""
+    return error
+
+
+def _led_to(key: str | bytes, below: str) -> str:
+    name = key if isinstance(key, str) else key.decode("ascii", "replace")
+    return f"{name}.{below}" if below else name
+
+
 def _plain(value: Any) -> Any:
     """What msgspec does not know, as the wire has it."""
     if isinstance(value, np.ndarray):
-        _check_kind(value.dtype)
+        check_dtype(value.dtype)
         contiguous = value if value.flags.c_contiguous else np.ascontiguousarray(value)
         data = contiguous.reshape(-1).view(np.uint8).data if value.nbytes else b""
         return {_ARRAY: True, _DATA: data, _DTYPE: value.dtype.str, _SHAPE: value.shape}
@@ -318,8 +356,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, np.generic):
-        _check_kind(value.dtype)
-        item = value.item()
+        check_dtype(value.dtype)
+        item = int(value.view(np.int64)) if value.dtype.kind in TIMES else value.item()
         if isinstance(item, np.generic):
             raise TypeError(f"a {value.dtype} scalar has no number of Python's")
         return {_SCALAR: True, _DATA: item, _DTYPE: value.dtype.str}

@@ -6,14 +6,16 @@ speaks another protocol can make one too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from protocol.arrays import array_of, array_payload
+from protocol.arrays import BFLOAT16, array_of, array_payload
 from protocol.errors import InvalidRequest
-from protocol.openpi.msgpack_numpy import MAX_DEPTH, pack, unpack
+from protocol.openpi.msgpack_numpy import MAX_AXES, MAX_DEPTH, check_dtype, pack, unpack
 from protocol.payloads import Payload, PayloadType
 
 KEY = "key"
@@ -60,7 +62,11 @@ class Joined:
             key = part.attributes.get(KEY)
             if not isinstance(key, str):
                 raise InvalidRequest(f"an array without the attribute {KEY!r}", field="inputs")
-            self._arrays.append((key, array_of(part)))
+            try:
+                self._arrays.append((key, _array(part)))
+            except InvalidRequest as error:
+                error.field = key.replace(BELOW, ".")
+                raise
             return
         rest = unpack(part.data)
         if not isinstance(rest, dict):
@@ -77,6 +83,16 @@ class Joined:
             else:
                 self._rest[key] = array
         return self._rest
+
+
+def _array(part: Payload) -> npt.NDArray[Any]:
+    """Raises InvalidRequest for one that OpenPI's wire has not either."""
+    if part.dtype != BFLOAT16:
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # It has no such dtype.
+            check_dtype(np.dtype(part.dtype))
+    if len(part.shape) > MAX_AXES:
+        raise InvalidRequest(f"an array of {len(part.shape)} axes; there are {MAX_AXES} at most")
+    return array_of(part)
 
 
 def _take_arrays(

@@ -170,3 +170,13 @@ def test_nothing_but_a_map_or_a_protocol_error_comes_of_bytes(data: bytes) -> No
     except ProtocolError:
         return
     assert isinstance(read, dict)
+
+
+@pytest.mark.parametrize(
+    "time", [np.datetime64("200000-01-01", "s"), np.datetime64("NaT"), np.timedelta64(5, "ms")]
+)
+def test_a_time_keeps_its_unit(time: Any) -> None:
+    written = to_payloads("observation", {"a": time})
+    told = [{"dtype": "", **payload} for payload in written]
+    for came in (from_parts(parts(written))["a"], from_payloads(told)["a"]):
+        assert (came.dtype, came.view(np.int64)) == (time.dtype, time.view(np.int64))

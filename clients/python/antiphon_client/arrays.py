@@ -26,6 +26,7 @@ _LENGTH_BYTES = 3
 """The length of data that is long takes so much more than that of no data."""
 _NUMBERS = "biuf"
 _REFUSED = "VOc"
+_TIMES = "mM"
 
 
 def to_payloads(type: str, members: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -158,7 +159,7 @@ def _coded(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, np.generic):
         _check(value.dtype)
-        item = value.item()
+        item = int(value.view(np.int64)) if value.dtype.kind in _TIMES else value.item()
         if isinstance(item, np.generic):
             raise TypeError(f"a {value.dtype} scalar has no number of Python's")
         return {b"__npgeneric__": True, b"data": item, b"dtype": value.dtype.str}
@@ -185,6 +186,8 @@ def _plain(value: Any, depth: int) -> Any:
         _check(dtype)
         if dtype.kind in "SU":
             raise TypeError(f"a {dtype} scalar travels as it is")
+        if dtype.kind in _TIMES:
+            return np.int64(value[b"data"]).view(dtype.newbyteorder("="))
         return dtype.type(value[b"data"])
     return {key: _plain(entry, depth + 1) for key, entry in value.items()}
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
 from protocol.openpi import MAX_DEPTH, MAX_TEXT_BYTES, MAX_VALUES, pack, unpack
+from protocol.openpi.msgpack_numpy import MAX_AXES
 from tests.official_client.environment import ROOT, openpi_python
 from tests.protocol.openpi.values import maps, same
 
@@ -100,6 +101,55 @@ def test_as_many_as_one_likes_of_nothing_are_refused(dtype: str) -> None:
     with pytest.raises(InvalidRequest, match="nothing") as refused:
         unpack(pack(array(data=b"", dtype=dtype, shape=[2**40])))
     assert refused.value.code == "unsupported_dtype"
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"a": {"b": {b"__ndarray__": True}}}, "a.b"),
+        ({"a": [{"b": {b"__npgeneric__": True}}]}, "a.b"),
+        ({"a": {b"__npgeneric__": True, b"dtype": "<c8", b"data": 1}}, "a"),
+        ({"a": {b"__ndarray__": True, b"dtype": "O", b"data": b"", b"shape": [0]}}, "a"),
+        ({b"a": {b"__ndarray__": True, b"dtype": "x", b"data": b"", b"shape": [0]}}, "a"),
+        ({"a": {b"__ndarray__": True, b"dtype": "|u1", b"data": b"", b"shape": [1]}}, "a"),
+        ({b"__ndarray__": True}, None),
+        ({"a": {1: 2}}, None),
+    ],
+)
+def test_an_array_that_is_none_is_named_by_its_keys(value: Any, field: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        unpack(pack(value))
+    assert refused.value.field == field
+
+
+def test_an_array_has_so_many_axes_that_a_batch_of_it_is_one() -> None:
+    most = np.zeros([1] * MAX_AXES)
+    assert unpack(pack({"a": most}))["a"].shape == most.shape
+    with pytest.raises(InvalidRequest, match="axes"):
+        unpack(pack(array(data=b"\0", shape=[1] * (MAX_AXES + 1))))
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        np.datetime64("2020-01-01T00:00:00.123456789", "ns"),
+        np.datetime64("200000-01-01", "s"),
+        np.datetime64("NaT", "ns"),
+        np.datetime64("NaT"),
+        np.timedelta64(5, "s"),
+        np.timedelta64(-5, "ns"),
+        np.timedelta64(5),
+    ],
+)
+def test_a_time_keeps_its_unit(time: Any) -> None:
+    came = unpack(pack(unpack(pack({"a": time}))))["a"]
+    assert (came.dtype, came.view(np.int64)) == (time.dtype, time.view(np.int64))
+
+
+@pytest.mark.parametrize("item", ["2020-01-01", 1.5, True, None, 2**63])
+def test_a_time_that_is_no_whole_number_of_its_unit_is_refused(item: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        unpack(pack({"a": {b"__npgeneric__": True, b"dtype": "<M8[ns]", b"data": item}}))
 
 
 def test_a_scalar_that_python_has_no_number_for_is_named() -> None:

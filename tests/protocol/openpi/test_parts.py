@@ -64,3 +64,20 @@ def test_an_empty_map_has_a_part() -> None:
 def test_payloads_that_make_no_map_are_refused(parts: list[Payload]) -> None:
     with pytest.raises(InvalidRequest):
         from_parts(parts)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [("|V4", "unsupported_dtype"), ("<c8", "unsupported_dtype"), ("|O", "unsupported_dtype"),
+     ("<U0", "unsupported_dtype"), ("nothing", "invalid_value")],
+)  # fmt: skip
+def test_an_array_that_the_wire_has_not_is_refused_by_its_keys(dtype: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        from_parts([Payload(FRAMES, bytes(8), dtype, (1,), {"key": "a\0b"})])
+    assert (refused.value.code, refused.value.field) == (code, "a.b")
+
+
+def test_an_array_of_too_many_axes_is_refused_by_its_keys() -> None:
+    with pytest.raises(InvalidRequest, match="axes") as refused:
+        from_parts([Payload(FRAMES, b"\0", "|u1", (1,) * 40, {"key": "a"})])
+    assert refused.value.field == "a"
