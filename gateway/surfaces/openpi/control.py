@@ -23,8 +23,10 @@ def check_parameters(scope: Scope) -> None:
     to be its deadline must not be nobody's."""
     said = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     known = RESUMED if "session" in said else OPENED
-    for name in said:
+    for name, values in said.items():
         if name in known:
+            if len(values) > 1:
+                raise InvalidRequest("is said more than once", field=name)
             continue
         if name in OPENED:
             raise InvalidRequest("is said when the session is opened, and holds", field=name)

@@ -394,7 +394,8 @@ class _Connection:
         if self._over:
             return
         self._metrics.error_told(error.code)
-        self._egress.put(f"{error.code}: {error.message}")
+        place = "" if error.field is None else f" ({error.field})"
+        self._egress.put(f"{error.code}: {error.message}{place}")
         self._finish(CLOSE_INTERNAL, error.code)
 
     def _finish(self, code: int, reason: str) -> None:

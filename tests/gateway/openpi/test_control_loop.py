@@ -20,7 +20,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.surfaces.openpi.requests import MAX_PENDING
 from gateway.surfaces.reading_on import READ_ON_MESSAGES, ReadingOn
 from protocol.errors import CapacityExceeded, EngineFailed
-from protocol.openpi import to_parts
+from protocol.openpi import pack, to_parts
 from protocol.payloads import PayloadType
 from sessions.client import Refused
 from sessions.pipeline import Control, Kind, Pipeline
@@ -139,6 +139,15 @@ async def test_a_loop_that_cannot_be_had_is_refused() -> None:
                 assert (text.partition(":")[0], code) == ("invalid_value", 1011)
 
 
+async def test_the_text_of_an_error_names_the_field() -> None:
+    async with serving(Control()) as (_, url, _), robot(url) as arm:
+        nothing = {b"__ndarray__": True, b"data": b"", b"dtype": "<c8", b"shape": [0]}
+        await arm.socket.send(pack({"camera": {"wrist": nothing}}))
+        text, _ = await arm.failure()
+        assert text.startswith("unsupported_dtype: ")
+        assert text.endswith(" (camera.wrist)")
+
+
 async def test_a_parameter_that_nobody_knows_is_refused_by_its_name() -> None:
     async with serving(Control()) as (_, url, _), robot(f"{url}?{KNOWN}") as arm:
         told = arm.metadata["antiphon"]
@@ -146,6 +155,7 @@ async def test_a_parameter_that_nobody_knows_is_refused_by_its_name() -> None:
         for address, name, code in (
             (f"{url}?deadline=50", "deadline", "unknown_parameter"),
             (f"{url}?cursor=1", "cursor", "unknown_parameter"),
+            (f"{url}?deadline_ms=5&deadline_ms=100", "deadline_ms", "invalid_value"),
             (f"{back}&api_key=x", "api_key", "unknown_parameter"),
             # These are said once, and a robot must not think that they changed.
             (f"{back}&deadline_ms=50", "deadline_ms", "invalid_value"),
