@@ -19,7 +19,7 @@ from protocol.openpi import from_parts, to_parts, unpack
 from protocol.payloads import Payload, PayloadType
 from tests.workers.vla.policies import DIMENSIONS, HORIZON, Counting
 from workers.engine import EngineSession, ParkableSession, Turn, TurnResult
-from workers.engines.vla import VlaEngine, VlaOptions
+from workers.engines.vla import Batch, Inferred, VlaEngine, VlaOptions
 from workers.engines.vla.synthetic import SyntheticAny
 
 COUNTING = "tests.workers.vla.policies:Counting"
@@ -64,11 +64,41 @@ async def step(
 async def test_actions_that_are_no_numbers_are_told_to_no_robot(number: float) -> None:
     async with loaded() as (engine, _):
         session, other = opened(engine), opened(engine)
-        with pytest.raises(EngineFailed, match="not finite"):
-            await step(session, {"state": np.array([number])})
+        with pytest.raises(InvalidRequest, match="not finite") as refused:
+            await step(session, {"state": np.array([number]), "camera": {"on": True}})
+        assert refused.value.field == "state", "it is what the robot has sensed"
         for robot in (session, other):
             answer, _ = await step(robot, {"state": np.array([0.5])})
             assert answer["actions"][0, 0] == 1.5
+
+
+async def test_a_policy_that_makes_them_of_good_observations_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with loaded() as (engine, policy):
+
+        def infer(batch: Batch) -> Inferred:
+            actions = np.full((batch.size, HORIZON, DIMENSIONS), np.nan)
+            return Inferred({"actions": actions}, {"count": batch.states["count"]})
+
+        monkeypatch.setattr(policy, "infer", infer)
+        with pytest.raises(EngineFailed, match="not finite"):
+            await step(opened(engine), {"camera": {"state": np.array([0.5])}, "prompt": "go"})
+        with pytest.raises(InvalidRequest) as refused:
+            await step(opened(engine), {"camera": {"state": np.array([np.nan])}})
+        assert refused.value.field == "camera.state"
+
+
+async def test_what_is_no_observation_is_refused() -> None:
+    async with loaded() as (engine, _):
+
+        async def inputs() -> AsyncIterator[Payload]:
+            for part in to_parts(PayloadType.ACTIONS, {"state": np.array([0.5])}):
+                yield part
+
+        with pytest.raises(InvalidRequest) as refused:
+            await opened(engine).run(Turn(1, "default", {}, inputs(), lambda _: None, step=1))
+        assert refused.value.field == "inputs"
 
 
 async def test_an_observation_is_answered_with_a_chunk() -> None:

@@ -107,6 +107,9 @@ def test_a_chunk_begins_with_what_is_already_decided_and_goes_on_from_there(
         ({"action_prefix_length": np.array(1.0)}, "action_prefix_length"),
         ({"action_prefix_length": np.array(True)}, "action_prefix_length"),
         ({"action_prefix_length": np.int64(7)}, "action_prefix_length"),
+        ({"action_prefix_length": 3}, "action_prefix"),
+        ({"observation/depth": np.zeros(4, np.float32)}, "observation/depth"),
+        ({"state": 1}, "state"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_name(

@@ -296,6 +296,12 @@ class RobotSession(ParkableSession):
         # Its arrays may be views of the gateway's memory, which stays claimed while they live.
         joined = Joined()
         async for payload in turn.inputs:
+            if payload.type is not PayloadType.OBSERVATION:
+                raise InvalidRequest(
+                    f"an observation is of the type {PayloadType.OBSERVATION.value!r}, "
+                    f"not {payload.type.value!r}",
+                    field="inputs",
+                )
             joined.add(payload)
         observation = joined.members()
         outcome = await self._engine.infer(self, observation, self._state, wanted)
@@ -358,14 +364,32 @@ def _infer(policy: Policy, batch: Sequence[Observed]) -> list[Outcome]:
     return [
         Outcome(answer, state, infer_ms, len(batch))
         if _finite(answer["actions"])
-        else Outcome({}, {}, infer_ms, len(batch), EngineFailed("the actions are not finite"))
-        for answer, state in answers
+        else Outcome({}, {}, infer_ms, len(batch), _not_finite(one.observation))
+        for one, (answer, state) in zip(batch, answers, strict=True)
     ]
 
 
 def _finite(actions: npt.NDArray[Any]) -> bool:
     """No motor is told what is no number."""
     return actions.dtype.kind in "biuf" and bool(np.isfinite(actions).all())
+
+
+def _not_finite(observation: dict[Any, Any]) -> Exception:
+    """Whose fault it is that the actions are not."""
+    named = _where_not_finite(observation)
+    if named is None:
+        return EngineFailed("the actions are not finite")
+    return InvalidRequest(f"{named!r} is not finite, and so the actions are not", field=named)
+
+
+def _where_not_finite(observation: dict[Any, Any]) -> str | None:
+    for key, value in observation.items():
+        if isinstance(value, dict):
+            if (below := _where_not_finite(value)) is not None:
+                return f"{key}.{below}"
+        elif np.asarray(value).dtype.kind == "f" and not np.isfinite(value).all():
+            return str(key)
+    return None
 
 
 def _parameters(given: dict[str, Any]) -> StepParameters:

@@ -4,7 +4,8 @@ What else there is to know is in the model's metadata, under `antiphon`: `metada
 clients are told first; and `prompts`, where the model has an input `prompt`, which then is the
 number (int64) of one of them. A model with the inputs `action_prefix` (batch, steps, dimensions)
 and `action_prefix_length` takes actions that are already decided (real-time chunking); an
-observation without them has none. The output is `actions`, (batch, horizon, dimensions).
+observation without them has none. What is no input of the model is refused. The output is
+`actions`, (batch, horizon, dimensions).
 """
 
 from __future__ import annotations
@@ -102,8 +103,15 @@ class OnnxPolicy(Policy):
         return metadata
 
     def infer(self, batch: Batch) -> Inferred:
-        """One call. Raises InvalidRequest for a member that is missing or not as it should be."""
+        """One call. Raises InvalidRequest for a member that is missing, not as it should be, or
+        no input: what a robot believes to be heard must not be nobody's."""
+        for name in batch.observations:
+            if name not in self._inputs:
+                known = ", ".join(map(repr, self._inputs))
+                raise InvalidRequest(f"the policy takes {known}, no {name!r:.64}", field=str(name))
         fed = {name: self._fed(name, batch) for name in self._inputs}
+        if PREFIX not in batch.observations and fed.get(PREFIX_LENGTH, np.zeros(1)).any():
+            raise InvalidRequest(f"{PREFIX_LENGTH!r} counts rows of {PREFIX!r}", field=PREFIX)
         (actions,) = self._session.run(["actions"], fed)
         return Inferred({"actions": actions})
 
