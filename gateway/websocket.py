@@ -40,6 +40,10 @@ _pack_long = struct.Struct(">BBQ").pack
 _FRAMES_A_TURN = 64
 MAX_FRAGMENTS = 16 * 1024
 """Of one message, whose bytes are bounded anyway: with 15 MiB, such as have 1 KB each."""
+_ENDING_S = 10.0
+"""How long a client that broke the rules may go on with the frame that it was saying."""
+_GOODBYE_S = 1.0
+"""How long it may take to hang up behind that."""
 _JOINED_BYTES = 16 * 1024
 """Frames up to this size are joined with their heads: copying costs less than two writes."""
 
@@ -66,9 +70,14 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         """How many bytes are missing of one that goes the short way, and what has come."""
         self._pieces: list[bytes] = []
         self._mask = b""
+        self._deaf = False
+        """Whether what still comes is read, and dropped."""
 
     def data_received(self, data: bytes) -> None:
         """The socket gives some bytes."""
+        if self._deaf:
+            self._drop(len(data))
+            return
         if not self._greeted:
             # The request comes whole, and nothing behind it from who keeps the rules.
             self._greeted = True
@@ -85,7 +94,7 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         if self._head:
             data, self._head = self._head + data, b""
         at, size, left = 0, len(data), _FRAMES_A_TURN
-        while at < size:
+        while at < size and not self._deaf:
             if self._missing:
                 at = self._take(data, at, min(at + self._missing, size))
             elif self._passed_on:
@@ -114,7 +123,7 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     def _read_rest(self) -> None:
         self._turn = None
         rest, self._rest = self._rest, b""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._deaf:
             return
         self._take_in(rest)
         if not self._rest and not self.read_paused:
@@ -127,6 +136,38 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
             reason = f"a message has at most {MAX_FRAGMENTS} fragments"
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, reason)
             self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """The client is told what rule it broke. What it was saying is read to its end: a socket
+        that is closed with something unread is reset, and the close is lost with it."""
+        assert self.conn.close_sent is not None
+        if not self.transport.can_write_eof():  # Such as one with TLS.
+            super().handle_parser_exception()
+            return
+        told = self.conn.close_sent
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": told.code, "reason": told.reason}
+        )
+        self.close_sent = self._deaf = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.resume_reading()
+        self._close_within(_ENDING_S)
+        self._drop(0)
+
+    def _drop(self, size: int) -> None:
+        """So much has come of a client that is not heard any more."""
+        if self.transport.is_closing():
+            return
+        before, self._passed_on = self._passed_on, max(self._passed_on - size, 0)
+        if not self._passed_on and (before or not size):
+            self.transport.write_eof()
+            self._close_within(_GOODBYE_S)
+
+    def _close_within(self, seconds: float) -> None:
+        """While uvicorn sees this timer the end of the application does not close the socket."""
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(seconds, self.transport.close)
 
     def handle_ping(self) -> None:
         """Who does not read is owed the answer to its last ping only (RFC 6455, 5.5.3)."""

@@ -32,6 +32,9 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.closed = False
+        self.half_closes = False
+        """Whether it can say that nothing more is written."""
+        self.half_closed = False
         self.reads = asyncio.Event()
         """Set while it reads, and once it is closed."""
         self.reads.set()
@@ -52,6 +55,12 @@ class Transport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def can_write_eof(self) -> bool:
+        return self.half_closes
+
+    def write_eof(self) -> None:
+        self.half_closed = True
 
     def pause_reading(self) -> None:
         self.reads.clear()
@@ -221,6 +230,37 @@ async def test_a_message_has_a_bounded_number_of_fragments() -> None:
     assert conversation.transport.closed
     await conversation.end()
     assert [message.get("code") for message in conversation.heard] == [1009]
+
+
+async def test_what_is_far_too_long_is_read_to_its_end_so_that_the_close_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conversation = Conversation(GatewayWebSocket)
+    await conversation.begin()
+    transport = conversation.transport
+    transport.half_closes = True
+    long = masked(Frame(Opcode.BINARY, bytes(3 * LIMIT_BYTES)))
+    await conversation.hear([long[:1_000]])
+    close = transport.written
+    assert close[0] == 0x88
+    assert int.from_bytes(close[2:4], "big") == 1009
+    assert transport.reading
+    await conversation.hear([long[1_000:2_000]])
+    assert not transport.half_closed
+    await conversation.hear([long[2_000:], masked(Frame(Opcode.TEXT, b"more"))])
+    assert transport.half_closed
+    assert not transport.closed
+    await conversation.end()
+    assert [message.get("code") for message in conversation.heard] == [1009]
+
+    monkeypatch.setattr(websocket, "_ENDING_S", 0.0)
+    conversation = Conversation(GatewayWebSocket)
+    await conversation.begin()
+    conversation.transport.half_closes = True
+    await conversation.hear([long[:1_000]])
+    await asyncio.sleep(0.01)
+    assert conversation.transport.closed, "it may not go on for ever"
+    await conversation.end()
 
 
 async def test_who_does_not_read_is_owed_one_pong() -> None:
