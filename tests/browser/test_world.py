@@ -137,6 +137,23 @@ def test_a_world_is_played_and_says_what_it_costs(
     expect(page.locator("#state")).to_have_text("The world has ended")
 
 
+def test_a_seed_that_is_none_opens_no_world_and_resets_none(
+    deployment: Deployment, open_page: OpenPage
+) -> None:
+    page = open_page(f"{deployment.base_url}/world.html")
+    seed, play = page.get_by_label("Seed"), page.get_by_role("button", name="Play")
+    for wrong in ("-5", "1e30", "0.5"):
+        seed.fill(wrong)
+        play.click()
+        expect(seed).to_be_focused()
+        assert page.evaluate("window.antiphon.state.connection") == "idle"
+    seed.fill("7")
+    play.click()
+    wait_for(page, "window.antiphon.state.frame > 2", 60)
+    world = deployment.get(f"/v1/worlds/{state(page)['session']}").json()
+    assert world["settings"] == {"seed": 7}
+
+
 def test_touch_and_gamepad_hold_keys_and_what_is_held_is_let_go_with_the_page(
     deployment: Deployment, open_page: OpenPage
 ) -> None:
