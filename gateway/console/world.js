@@ -87,6 +87,7 @@ function onTold(told, bytes) {
     case "state_lost":
       wantsToPlay = false;
       tellPlaying(false);
+      keep([]);
       notify("The state of this world is lost. Reset it to begin anew.");
       break;
     case "waits":
@@ -106,7 +107,8 @@ function keep(kept) {
   $("back").disabled = kept.length === 0;
 }
 
-function attached({ world, session, committed_step: committed, lost }) {
+function attached({ world, session, committed_step: committed, lost, kept = [] }) {
+  keep(kept);
   state.session = session;
   state.step = committed;
   state.connections = stream.connections;

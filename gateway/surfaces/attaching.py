@@ -75,15 +75,15 @@ class Upgrade:
     async def accept(
         self,
         wires: Sequence[Wire],
-        check: Callable[[SessionSummary], None],
+        find: Callable[[str, str], SessionSummary],
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> tuple[Wire, SessionSummary] | None:
         """The encoding and the session that the client names; None where it is not let in.
 
-        `check` raises AntiphonError for a session that this surface does not serve. Who offered
-        an encoding is refused in it, as browsers cannot read a status.
+        `find` looks a session of a tenant up, and raises AntiphonError for one that this surface
+        does not serve. Who offered an encoding is refused in it, as browsers cannot read a status.
         """
         message = await receive()
         if message["type"] != "websocket.connect":
@@ -95,8 +95,7 @@ class Upgrade:
         refusal: AntiphonError | None = None
         try:
             tenant = self._access.tenant(scope, scope["subprotocols"])
-            summary = self._host.summary(scope["path_params"]["session"], tenant)
-            check(summary)
+            summary = find(scope["path_params"]["session"], tenant)
         except AntiphonError as error:
             self._metrics.open_refused(error.code)
             _log.info("stream_refused", surface=self._surface, code=error.code)

@@ -142,7 +142,8 @@ ClientFrame = (
 
 
 class Attached(_Told, frozen=True, tag="attached"):
-    """This connection sees the world from here on. `secret` is for who comes back."""
+    """This connection sees the world from here on. `secret` is for who comes back, `kept` are the
+    steps to which the world can go back."""
 
     session: str
     model: str
@@ -154,6 +155,7 @@ class Attached(_Told, frozen=True, tag="attached"):
     grace_s: float
     secret: str | None = None
     restorable_step: int | None = None
+    kept: list[int] = []
 
 
 class Frame(_Told, frozen=True, tag="frame"):

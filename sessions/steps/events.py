@@ -148,7 +148,8 @@ class StepSnapshot:
     """What a client that comes back has to know of the loop.
 
     `in_flight` is the step that is under way. With `lost` every step is refused until a
-    reset, or until the state after `restorable_step` is restored, where there is one.
+    reset, or until the state after `restorable_step` is restored, where there is one. `kept` are
+    the steps to which it can go back.
     """
 
     committed_step: int
@@ -156,6 +157,7 @@ class StepSnapshot:
     in_flight: int | None
     restorable_step: int | None = None
     stopped: bool = False
+    kept: tuple[int, ...] = ()
 
 
 # Outputs

@@ -99,6 +99,8 @@ class StepMachine:
         self._committed = 0
         self._lost = False
         self._restorable: int | None = None
+        self._kept: list[int] = []
+        """The steps after which the worker keeps the state, besides the last."""
         """Of a state that is lost: the step that the worker holds, or is about to."""
         self._lost_why: str | None = None
         self._in_doubt = False
@@ -133,10 +135,15 @@ class StepMachine:
         return False
 
     def facts(self) -> dict[str, Any]:
-        """The last step that is committed, and the last one that is in the store."""
+        """The last step that is committed, and the last one that is in the store; those that are
+        kept; whether the state is lost, and which could be restored, and whether it is stopped."""
         facts: dict[str, Any] = {"committed_step": self._committed}
         if self._pipeline.durable:
             facts["restorable_step"] = self._bindings[self._roles.state].restorable_step
+        if self._kept:
+            facts["kept"] = list(self._kept)
+        if self._lost:
+            facts |= {"lost": True, "restorable_step": self._restorable}
         if self._cover.stopped:
             facts["stopped"] = True
         return facts
@@ -145,7 +152,7 @@ class StepMachine:
         """Where the loop stands."""
         step = None if self._flight is None else self._flight.verb.step
         stands = (self._committed, self._lost, step, self._restorable)
-        return StepSnapshot(*stands, stopped=self._cover.stopped)
+        return StepSnapshot(*stands, stopped=self._cover.stopped, kept=tuple(self._kept))
 
     def stage_settings(self, stage: str) -> dict[str, Any]:
         """The settings with which `stage` opens its part of this session."""
@@ -439,7 +446,8 @@ class StepMachine:
             case Rewind(step=step):
                 self._was_rewound(step)
             case Checkpoint():
-                self._emit(CheckpointKept(self._committed, answer.result.get("kept", [])))
+                self._kept = list(answer.result.get("kept", []))
+                self._emit(CheckpointKept(self._committed, list(self._kept)))
             case ReleaseActions():
                 self._emit(ActionsReleased(self._committed))
         if under_way is not self._changes.verb:
@@ -448,6 +456,7 @@ class StepMachine:
     def _was_rewound(self, step: int) -> None:
         self._pay()
         self._committed = step
+        self._kept = _through(step, self._kept)
         self._bindings[self._roles.state].outdate_snapshot()
         self._answers.forget_after(step)
         self._emit(WasRewound(step))
@@ -455,6 +464,7 @@ class StepMachine:
     def _was_reset(self, reset: Reset, releases: bool) -> None:
         self._pay()
         self._committed = 0
+        self._kept = []
         self._lost = False
         self._restorable = None
         self._in_doubt = False
@@ -501,6 +511,8 @@ class StepMachine:
             self._flight.state_lost()
         in_doubt = self._in_doubt or self._changes.moving
         self._in_doubt = restorable and in_doubt
+        if not restorable:
+            self._kept = []
         if not restorable and (self._committed > 0 or not self._as_opened):
             self._state_is_lost(None, reason)
         self._changes.worker_lost()
@@ -509,6 +521,7 @@ class StepMachine:
         """The state is not the one after the committed step; there is that after another."""
         newly = not self._lost or restorable != self._restorable
         self._lost, self._restorable, self._lost_why = True, restorable, reason
+        self._kept = _through(restorable, self._kept)
         self._cover.state_lost(self._now_ms)
         flight = self._flight
         if flight is None:
@@ -714,4 +727,10 @@ class StepMachine:
             self._changes.freeze(),
             self._pace.blocked_since_ms,
             tuple(self._owed),
+            tuple(self._kept),
         )
+
+
+def _through(step: int | None, kept: list[int]) -> list[int]:
+    """Those of the steps that are kept which are part of what there is after this one."""
+    return [] if step is None else [one for one in kept if one <= step]

@@ -56,17 +56,13 @@ class NativeStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it ends."""
-        accepted = await self._upgrade.accept(WIRES, _any_kind, scope, receive, send)
+        accepted = await self._upgrade.accept(WIRES, self._host.summary, scope, receive, send)
         if accepted is not None:
             wire, summary = accepted
             connection = _Connection(
                 self._host, self._metrics, self._upgrade, wire, summary, receive, send
             )
             await connection.run()
-
-
-def _any_kind(summary: SessionSummary) -> None:
-    """Sessions of all kinds are served."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from gateway.surfaces.worlds.form import Form, as_written, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Picture, Shot, Studio
 from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing, Stepped
 from gateway.surfaces.worlds.slots import Slots
+from gateway.surfaces.worlds.stepping import WorldEnded
 from protocol import worlds as wire_of
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest, SessionBusy
 from protocol.free_form import Unreadable
@@ -58,7 +59,7 @@ class WorldStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it ends."""
-        accepted = await self._upgrade.accept(WIRES, check_kind, scope, receive, send)
+        accepted = await self._upgrade.accept(WIRES, self._find, scope, receive, send)
         if accepted is None:
             return
         wire, summary = accepted
@@ -78,6 +79,13 @@ class WorldStream:
             raise
         if attach:
             await connection.run()
+
+    def _find(self, session: str, tenant: str) -> SessionSummary:
+        if self._host.ended(session, tenant):
+            raise WorldEnded
+        summary = self._host.summary(session, tenant)
+        check_kind(summary)
+        return summary
 
 
 @dataclass(frozen=True)
@@ -322,6 +330,7 @@ class _Connection:
             grace_s=attached.limits.grace_ms / 1000,
             secret=attached.secret,
             restorable_step=stands.restorable_step,
+            kept=list(stands.kept),
         )
 
     def _done(self, done: steps.StepDone, now_ms: float) -> None:

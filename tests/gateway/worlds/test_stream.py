@@ -436,6 +436,21 @@ async def test_control_is_taken_over_and_the_world_ends_for_all() -> None:
                 assert (await second.until("session_ended"))["reason"] == "client"
                 assert await second.closed() == (1000, "client")
         assert (await http.get(f"/v1/worlds/{world['id']}")).status_code == 410
+        async with player(gateway.http, world) as late:
+            assert (await late.until("error"))["error"]["code"] == "session_closed"
+
+
+async def test_who_comes_back_knows_what_is_kept() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        async with controlled(gateway.http, world) as it:
+            assert "kept" not in it.frames[0]
+            await it.say("checkpoint")
+            assert (await it.until("checkpoint_kept"))["kept"] == [0]
+        async with controlled(gateway.http, world) as it:
+            assert it.frames[0]["kept"] == [0]
+        facts = (await http.get(f"/v1/worlds/{world['id']}")).json()["facts"]
+        assert facts == {"committed_step": 0, "kept": [0]}
 
 
 async def test_a_world_that_is_not_played_ends_after_its_grace() -> None:

@@ -259,3 +259,31 @@ def test_a_loop_that_went_back_can_begin_anew() -> None:
     harness.answer()
     harness.reset()
     assert [it for it in harness.take() if isinstance(it, WasReset)] == [WasReset(0)]
+
+
+def test_who_comes_knows_to_which_steps_the_loop_can_go_back() -> None:
+    harness = StepHarness()
+    for number in (1, 2, 3):
+        harness.done(number)
+        harness.say(Checkpoint())
+        harness.answer(result={"kept": list(range(1, number + 1))})
+    assert harness.machine.snapshot().kept == (1, 2, 3)
+    harness.say(Rewind(2))
+    harness.answer()
+    assert harness.machine.facts() == {"committed_step": 2, "kept": [1, 2]}
+    harness.say(Reset())
+    harness.answer()
+    assert harness.machine.snapshot().kept == ()
+
+
+def test_what_was_kept_is_gone_with_the_state() -> None:
+    harness = StepHarness().after(1)
+    harness.say(Checkpoint())
+    harness.answer(result={"kept": [1]})
+    harness.lose()
+    assert harness.machine.snapshot().kept == ()
+    assert harness.machine.facts() == {
+        "committed_step": 1,
+        "lost": True,
+        "restorable_step": None,
+    }
