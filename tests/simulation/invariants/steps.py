@@ -61,6 +61,11 @@ class _Loop:
     checkpoints: dict[int, set[bytes]] = field(default_factory=dict)
     """The checksums that a kept state may have, by its step."""
     rewound: bool = False
+    resetting: bool = False
+    """Whether a reset was asked for since the last one that came about."""
+    behind: list[tuple[bytes, ...]] = field(default_factory=list)
+    """The inputs of the steps without a number that were asked for behind that: one of them may
+    wait for it, and be the first after it."""
 
 
 class I5Steps(Invariant):
@@ -150,7 +155,10 @@ class I5Steps(Invariant):
             ahead = (1, 2) if verb.step == NEXT else ()
             for step in [loop.committed + more for more in ahead] or [verb.step]:
                 loop.sent[step].append(data)
+            if verb.step == NEXT and loop.resetting:
+                loop.behind.append(data)
         elif isinstance(verb, Reset):
+            loop.resetting = True
             loop.seeds.append(verb.parameters.get("seed", loop.seed))
 
     def told(self, client: Client, sequence: int, output: Any) -> None:
@@ -208,6 +216,7 @@ class I5Steps(Invariant):
                 begins = {begun(seed) for seed in loop.seeds}
                 fresh = _Loop({0: begins}, seed=loop.seed)
                 fresh.seeds, fresh.commands = loop.seeds, loop.commands
+                fresh.sent[1] += loop.behind
                 self._loops[client.session] = fresh
             case Answered() if output.command not in loop.commands:
                 loop.commands.add(output.command)
