@@ -74,7 +74,7 @@ class Grammar(Generic[Frame]):
     def read_body(self, body: bytes, kind: type[Body]) -> Body:
         """The JSON body of a request; an empty one has no members. Raises Unreadable."""
         try:
-            read = msgspec.json.decode(body or b"{}", type=kind)
+            read = msgspec.json.decode(body if body.strip() else b"{}", type=kind)
         except msgspec.ValidationError as error:
             raise self._explained(error) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):

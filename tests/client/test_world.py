@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from antiphon_client import (
     SteppedWorld,
     World,
 )
-from tests.gateway.worlds.player import serving_worlds
+from tests.gateway.worlds.player import controlled, serving_worlds
 from tests.gateway.worlds.test_requests import Held
 from tests.relay import Relay, relay
 from workers.engines.world import WorldEngine, WorldOptions
@@ -260,7 +261,86 @@ async def test_a_world_that_stands_still_for_an_error_says_so_until_it_goes_on()
                     await other.next_picture()
                 with pytest.raises(ServerFailed):
                     await other.play()
+                with pytest.raises(ServerFailed):
+                    await other.next_picture()
+                with pytest.raises(ServerFailed):
+                    await other.change_scene("two")
                 await other.reset()
                 assert not other.lost
                 await other.play()
                 assert (await other.next_picture()).frame == 1
+
+
+async def test_a_step_in_whose_midst_a_player_came_is_not_the_next_one() -> None:
+    async with serving_worlds() as (served, _):
+        gateway = Gateway(served.http)
+        world, other = await SteppedWorld.open(gateway), await SteppedWorld.open(gateway)
+        await world.step([UP])
+        held = Held(served)
+        stepping = asyncio.create_task(world.step([UP], frames=3))
+        await held.begun()
+        named = {"stream": f"/v1/worlds/{world.id}/stream", "secret": None}
+        async with controlled(served.http, named, takeover=True) as player:
+            with pytest.raises(Refused) as refused:
+                await stepping
+            assert (refused.value.code, refused.value.committed_step) == ("session_busy", 1)
+            # It is not known while the player is there.
+            with pytest.raises(Refused):
+                await world.step([DOWN])
+            held.let_go()
+            await player.until("frame", step=2)
+            await player.say("step", frames=2)
+            await player.until("frame", step=4)
+        await other.step([UP])
+        await other.step([UP], frames=3)
+        await other.step(frames=1)
+        await other.step(frames=1)
+        expected = await other.step([DOWN], frames=2)
+        made = None
+        while made is None:
+            with contextlib.suppress(Refused):  # The player is still leaving.
+                made = await world.step([DOWN], frames=2)
+        assert np.array_equal(made, expected)
+        assert (world.committed_step, world.unclaimed) == (5, 3)
+
+
+async def test_what_a_player_has_made_is_nobody_elses() -> None:
+    async with serving_worlds() as (served, _):
+        gateway = Gateway(served.http)
+        world = await SteppedWorld.open(gateway)
+        await world.step([UP])
+        named = {"stream": f"/v1/worlds/{world.id}/stream", "secret": None}
+        async with controlled(served.http, named, takeover=True) as player:
+            await player.say("step", frames=2)
+            await player.until("frame", step=3)
+        while world.committed_step == 1:
+            with pytest.raises(Refused):
+                await world.step([DOWN], frames=2)
+        assert world.committed_step == 3
+        assert len(await world.step([DOWN], frames=2)) == 2
+        assert (world.committed_step, world.unclaimed) == (4, 0)
+
+
+async def test_after_a_reset_that_was_given_up_the_world_says_where_it_stands() -> None:
+    async with serving_worlds() as (served, http):
+        world = await SteppedWorld.open(Gateway(served.http))
+        await world.step([UP])
+        await world.step([UP])
+        # As if its answer had been lost.
+        assert (await http.post(f"/v1/worlds/{world.id}/reset")).status_code == 200
+        with pytest.raises(Refused) as refused:
+            await world.step([UP])
+        assert (refused.value.code, world.committed_step) == ("step_out_of_order", 0)
+        await world.step([UP])
+        assert world.committed_step == 1
+
+
+async def test_what_was_never_sent_is_not_owed() -> None:
+    async with serving_worlds() as (served, _):
+        world = await SteppedWorld.open(Gateway(served.http))
+        with pytest.raises(ValueError, match="attempts"):
+            await world.step([UP], attempts=0)
+        with pytest.raises(TypeError):
+            await world.step([UP], scene=object())  # type: ignore[arg-type]
+        assert len(await world.step([DOWN])) == 1
+        assert (world.committed_step, world.unclaimed) == (1, 0)

@@ -11,6 +11,8 @@ class AntiphonError(Exception):
     people, `field` names what was wrong, `retry_after_ms` when to try again, where known."""
 
     code = "internal_error"
+    committed_step: int | None = None
+    """Where the world stands whose step was refused, where that was told."""
 
     def __init__(
         self,

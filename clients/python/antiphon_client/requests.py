@@ -143,7 +143,10 @@ def _read(answer: http.client.HTTPResponse, body: bytes) -> Any:
         info["retry_after_ms"] = told.get("retry_after_ms")
     except (KeyError, TypeError):
         raise ProtocolError(f"status {answer.status} without an error") from None
-    raise error_of(info)
+    error = error_of(info)
+    committed = read.get("committed_step")
+    error.committed_step = committed if type(committed) is int else None
+    raise error
 
 
 def _retrieve(asked: asyncio.Future[Any]) -> None:

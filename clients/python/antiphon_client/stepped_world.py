@@ -46,6 +46,8 @@ class SteppedWorld(ClosedOnLeaving):
         self.unclaimed = 0
         """Frames of steps that were done although nobody waited for their answer any more."""
         self._stepping = False
+        self._lost = False
+        """Whether the step that is asked for has had an attempt without an answer."""
         self._unanswered: dict[str, Any] | None = None
         """The step whose answer never came: it may have been done, or be done yet."""
 
@@ -82,13 +84,16 @@ class SteppedWorld(ClosedOnLeaving):
         or one for all; without any nothing is held.
 
         A gateway that does not answer is asked again, up to `attempts` times in all. Raises
-        Refused, NoRoom, NotReachable and other AntiphonErrors; `committed_step` is as before then.
-        RuntimeError while another step is under way: both would have its number.
+        Refused, NoRoom, NotReachable and other AntiphonErrors; `committed_step` is where the world
+        stands then, as far as that was told: somebody else may have moved it on. RuntimeError while
+        another step is under way: both would have its number.
 
         Whether a step was done whose answer never came (NotReachable), or was not waited for any
         longer, is not known. Ask for the same again and its answer is that of this step. Any other
         step has it done first, exactly once, and counts its frames in `unclaimed`.
         """
+        if attempts < 1:
+            raise ValueError("attempts is at least 1")
         if self._stepping:
             raise RuntimeError("a step of this world is under way")
         self._stepping = True
@@ -117,22 +122,32 @@ class SteppedWorld(ClosedOnLeaving):
         return await self._done(asked, attempts, timeout_s)
 
     async def _settle(self, attempts: int, timeout_s: float) -> None:
-        """Know what has become of the step without an answer."""
-        if self._unanswered is not None:
-            # Refused, it has done nothing.
-            with contextlib.suppress(Refused, NoRoom, ServerFailed):
-                self.unclaimed += len(await self._done(self._unanswered, attempts, timeout_s))
+        """Know what has become of the step without an answer. Raises AntiphonError where that
+        cannot be known now."""
+        if self._unanswered is None:
+            return
+        try:
+            self.unclaimed += len(await self._done(self._unanswered, attempts, timeout_s))
+        except (Refused, NoRoom, ServerFailed):
+            if self._unanswered is not None:
+                raise
 
     async def _done(
         self, asked: dict[str, Any], attempts: int, timeout_s: float
     ) -> npt.NDArray[np.uint8]:
         """The frames of the next step. Until it is answered it is the one without an answer."""
-        self._unanswered = asked
-        body = {"step": self.committed_step + 1, **asked}
+        before, self._unanswered = self._unanswered, asked
+        step = self.committed_step + 1
         try:
-            answer = await self._again("step", body, attempts, timeout_s)
-        except (Refused, NoRoom, ServerFailed):
-            self._unanswered = None
+            answer = await self._again({"step": step, **asked}, attempts, timeout_s)
+        except (Refused, NoRoom, ServerFailed) as error:
+            if not self._doubtful(error, step, repeated=before is not None):
+                self._unanswered = None
+            if error.committed_step is not None:
+                self.committed_step = error.committed_step
+            raise
+        except (TypeError, ValueError):
+            self._unanswered = before  # It was never sent.
             raise
         with told.understood("the answer to a step"):
             committed = told.whole(answer["committed_step"], "committed_step")
@@ -145,6 +160,15 @@ class SteppedWorld(ClosedOnLeaving):
             pictures = np.stack(made)
         self.committed_step, self._unanswered = committed, None
         return pictures
+
+    def _doubtful(self, error: AntiphonError, step: int, *, repeated: bool) -> bool:
+        """Whether the step may have been done, or be done yet, although it was refused."""
+        told_of = error.committed_step
+        if told_of is None:
+            # It says nothing of the step: an earlier attempt of it may well have come through.
+            return repeated or self._lost
+        # A player took the world over in its midst: it goes on.
+        return error.code == "session_busy" and told_of < step
 
     async def reset(
         self, settings: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
@@ -182,19 +206,19 @@ class SteppedWorld(ClosedOnLeaving):
         with contextlib.suppress(AntiphonError):
             await self._gateway.requests.ask("DELETE", f"/v1/worlds/{self.id}", None, timeout_s)
 
-    async def _again(
-        self, verb: str, body: Mapping[str, Any], attempts: int, timeout_s: float
-    ) -> Any:
-        path, delay_s = f"/v1/worlds/{self.id}/{verb}", FIRST_RETRY_S
+    async def _again(self, body: Mapping[str, Any], attempts: int, timeout_s: float) -> Any:
+        path, delay_s = f"/v1/worlds/{self.id}/step", FIRST_RETRY_S
+        self._lost = False
         for left in reversed(range(attempts)):
             try:
                 return await self._gateway.requests.ask("POST", path, body, timeout_s)
             except NotReachable:
+                self._lost = True
                 if not left:
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LAST_RETRY_S)
-        raise ValueError("attempts is at least 1")
+        raise AssertionError("unreachable")
 
 
 def _bytes(text: str) -> bytes:

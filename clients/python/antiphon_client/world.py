@@ -214,12 +214,13 @@ class World(ClosedOnLeaving):
 
     async def play(self) -> None:
         """Go on at the world's rate, also after a connection came back. Raises Refused."""
-        self._plays, self._still = True, None
+        self._plays = True
         try:
             await self._ask({"type": "play"})
         except (Refused, ServerFailed):
             self._plays = False
             raise
+        self._still = None
 
     async def pause(self) -> None:
         """Stand still behind the frame that is being made."""

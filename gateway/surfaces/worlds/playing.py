@@ -149,7 +149,8 @@ class Playing:
         self._asked.append(_Asked(frames, ref))
 
     def change_scene(self, asked: AskedScene) -> None:
-        """Another scene from the next step on. Raises InvalidRequest."""
+        """Another scene from the next step on. Raises InvalidRequest, and SessionStateLost."""
+        self._check_state()
         self._form.check_scene(asked.scene)
         self._give_up_scene("another scene was asked for")
         self._scene = asked

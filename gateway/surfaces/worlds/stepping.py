@@ -38,6 +38,9 @@ from sessions.steps.events import (
     WasRewound,
 )
 
+_REQUEST = "request-"
+"""What the names of steps begin with that requests have asked for."""
+
 Change = Reset | Checkpoint | Rewind | Restore
 """What is asked of the state between two steps."""
 
@@ -68,7 +71,7 @@ class Stepper:
 
     def __init__(self, form: Form, forget: Callable[[], None]) -> None:
         self.form = form
-        self._name = f"request-{secrets.token_hex(6)}"
+        self._name = f"{_REQUEST}{secrets.token_hex(6)}"
         """Of the steps that are asked for here: another's may have the same number."""
         self._forget = forget
         self._attachment: Attachment | None = None
@@ -93,8 +96,8 @@ class Stepper:
         """The step, done now or before. Raises StepRefused, SessionBusy, InvalidRequest.
 
         One that is in flight, or was committed and is remembered, is not done again. Who is
-        cancelled waits no more; the step goes on. Who names no number gets no step that was made
-        of what somebody else has said.
+        cancelled waits no more; the step goes on. None is given that a player has made, nor, to who
+        names no number, one that was made of what another request has said.
         """
         self._check_change()
         number = asked.step
@@ -112,7 +115,8 @@ class Stepper:
                 self._in_flight = number
             self._send(Step(number, *_said(asked, self.form), ref=self._name))
         done = await asyncio.shield(waiting)
-        if asked.step is None and done.ref != self._name:
+        ours = done.ref is not None and done.ref.startswith(_REQUEST)
+        if not ours or (asked.step is None and done.ref != self._name):
             taken = SessionBusy(f"somebody else has asked for step {number}")
             raise StepRefused(taken.info(), done.committed_step)
         return done
