@@ -209,7 +209,9 @@ class Line:
 
     def leave(self, attachment: Attachment) -> None:
         """Its gateway sees that an attachment is gone."""
-        if self.attachments.pop(attachment.name, None) is not None:
+        # One that opened a session which was refused has the name of the next one that opens.
+        if self.attachments.get(attachment.name) is attachment:
+            del self.attachments[attachment.name]
             self._client.handle(Detached(attachment.name))
 
     def _return_later(self) -> None:
