@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,8 @@ HOLD = "hold"
 ZERO = "zero"
 MOST_NUMBERS = 65_536
 """Of one array."""
+MOST = 3.4028235e38
+"""The largest of 32 bits, as which it is given before a policy has answered."""
 
 SafeValue = str | tuple[float, ...] | tuple[tuple[float, ...], ...]
 """`HOLD`, `ZERO`, one action, or a whole chunk of them."""
@@ -44,5 +45,5 @@ def _check(numbers: list[Any] | tuple[Any, ...]) -> None:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError("must be hold, zero, a list of numbers, or a list of such lists")
-        if not math.isfinite(number):
-            raise ValueError("must be finite")
+        if not abs(number) <= MOST:
+            raise ValueError("must be finite, and numbers of 32 bits")

@@ -17,10 +17,11 @@ READ_ON_MESSAGES = 64
 READ_ON_BYTES = 16 * 1024 * 1024
 """What is read of a client beyond what its session has room for. The message that reaches either
 is the last: no further one is read until there is room."""
-PAUSE_S = 0.01
+PAUSE_S = 0.5
 _TURNS = 3
-"""How long nothing comes of a client whose messages are all read: so long, and so many turns of
-the loop, of which each looks at the socket. A slow turn is no pause."""
+"""How long nothing comes of a client whose messages are all read: so long, which is more than a
+network takes to go on where it was held up, and so many turns of the loop, of which each looks at
+the socket. A slow turn is no pause."""
 LEFT_S = 5.0
 """How long what a client that has left said before may wait for room."""
 

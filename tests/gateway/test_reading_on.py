@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from gateway.egress import Egress
 from gateway.surfaces import reading_on
 from gateway.surfaces.reading_on import READ_ON_BYTES, READ_ON_MESSAGES, ReadingOn
 from sessions.client import SessionEnded
@@ -256,6 +257,35 @@ async def test_what_was_said_before_a_stop_does_not_release_it(
         assert first.said_ms is not None
         assert second.said_ms is not None
         assert first.said_ms < second.said_ms
+
+
+async def test_a_stop_is_heard_of_who_does_not_read(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await serve()
+    gateway.host.kind = "robot"
+    async with requests(gateway.http) as http:
+        session = await opened(http)
+    url = f"ws://127.0.0.1:{gateway.port}/v1/sessions/{session['id']}/stream"
+    async with stream(url, role="controller", secret=session["secret"]) as client:
+        await client.until("attached")
+        reads = asyncio.Event()
+        monkeypatch.setattr(Egress, "blocked", property(lambda _: not reads.is_set()))
+        monkeypatch.setattr(Egress, "room", lambda _: reads.wait())
+        attachment = gateway.host.attachments[-1]
+        await client.say(observed("a")[0], **observed("a")[1])
+        await client.say(signal("release")[0], **signal("release")[1])
+        await client.say("signal", signal=STOP)
+        async with asyncio.timeout(WAIT_S):
+            while not any(isinstance(verb, steps.EmergencyStop) for verb in attachment.verbs):
+                attachment.got.clear()
+                await attachment.got.wait()
+        # It overtakes what was said before it, and waits until answers are read again.
+        assert not any(isinstance(verb, steps.ReleaseStop) for verb in attachment.verbs)
+        reads.set()
+        await client.say("close")
+        await attachment.gone.wait()
+        assert isinstance(attachment.verbs[-1], steps.ReleaseStop)
 
 
 async def test_what_is_no_robot_has_no_stop_and_hears_so_in_its_turn(serve: Serve) -> None:

@@ -478,6 +478,7 @@ def test_a_safe_action_is_a_word_an_action_a_chunk_or_one_of_these_for_each_arra
         ("hold", "[1, true]", "must be hold, zero, a list of numbers, or a list of such lists"),
         ("hold", "[[1], [1, 2]]", "must have rows of one length"),
         ("hold", "[.inf]", "must be finite"),
+        ("hold", "[1.0e+39]", "numbers of 32 bits"),
         ("hold", "{gripper: zero}", "must say what becomes of actions"),
     ],
 )

@@ -197,7 +197,8 @@ class _Connection:
             self._receive, lambda message, said_ms: self._heard(message, said_ms, attachment)
         )
         while True:
-            await self._egress.room()
+            if self._egress.blocked and not await reading.wait_for(self._egress.room()):
+                return
             said = await reading.next()
             if said is None:
                 return

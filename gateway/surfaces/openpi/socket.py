@@ -346,7 +346,8 @@ class _Connection:
 
     async def _take(self, said: ReadingOn[_Came], attachment: Attachment) -> None:
         while True:
-            await self._egress.room()
+            if self._egress.blocked and not await said.wait_for(self._egress.room()):
+                return
             if not self._has_place and not await said.wait_for(self._place()):
                 return
             came = await said.next()

@@ -15,6 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from gateway.egress import Egress
 from gateway.hosting import SessionDescription
 from gateway.metrics import GatewayMetrics
 from gateway.surfaces.openpi.requests import MAX_PENDING
@@ -505,3 +506,33 @@ async def test_a_reset_behind_more_than_is_read_does_not_release_a_later_stop(
         answer = await http.post(f"/v1/sessions/{session}/signal", json=released)
         assert answer.status_code == 200
         assert (await arm.infer())["antiphon"]["fresh"]
+
+
+async def test_a_reset_of_who_does_not_read_its_answers_does_not_release_a_later_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deaf, reads, read_on, take = False, asyncio.Event(), asyncio.Event(), ReadingOn._take
+
+    def noting(reading: ReadingOn[Any], message: Any) -> None:
+        take(reading, message)
+        if deaf and len(reading._kept) == 1:
+            read_on.set()
+
+    monkeypatch.setattr(ReadingOn, "_take", noting)
+    monkeypatch.setattr(Egress, "blocked", property(lambda _: deaf))
+    monkeypatch.setattr(Egress, "room", lambda _: reads.wait())
+    async with (
+        serving(PATIENT) as (it, url, _),
+        robot(url) as arm,
+        requests(it.http) as http,
+    ):
+        await arm.infer()
+        deaf = True
+        await arm.infer()
+        await arm.observe(endpoint="reset")
+        await read_on.wait()
+        await client_stops(http, arm.metadata["antiphon"]["session"])
+        deaf = False
+        reads.set()
+        assert not_fresh(await arm.answer()) == "stopped"
+        assert not_fresh(await arm.infer()) == "stopped"
