@@ -362,6 +362,9 @@ class HostedSessions:
                             self._observer.failed(hosted.id, error)
                         if opened:
                             self.openings.opened(hosted.opening, now_ms)
+                            # Served once all of this is carried out: it may be this session that
+                            # makes room, and what it was about to say comes first.
+                            self._stirred = True
                     case AttachRefused():
                         hosted.on_refused(action)
                     case HoldClient():

@@ -84,7 +84,7 @@ class Openings:
             self.serve(now_ms)
 
     def opened(self, opening: Opening, now_ms: float) -> None:
-        """Its session is open."""
+        """Its session is open; `serve` lets in who can go on for that."""
         if opening in self._openings:
             attempt = opening.attempt
             assert attempt is not None
@@ -94,7 +94,6 @@ class Openings:
             for lack in opening.stages():
                 self._shortages.found_some(attempt, lack)
                 self._shortages.holds(lack, self._had(lack, now_ms))
-            self.serve(now_ms)
 
     def failed(
         self, opening: Opening, error: AntiphonError, stage: str | None, now_ms: float

@@ -136,6 +136,7 @@ class Gateway:
         asker.open = True
         self._opened[asker] = None
         self.openings.opened(asker.opening, self.now_ms)
+        self.openings.serve(self.now_ms)
         asker.on_end(asker)
 
     def ends(self, name: str) -> None:
