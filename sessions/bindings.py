@@ -131,6 +131,8 @@ class Binding:
         """What the worker has reserved for the session, in bytes by device."""
         self.about: dict[str, Any] = {}
         """What the engine says of its model to the session's clients."""
+        self.kept_steps: list[int] = []
+        """After which steps its worker keeps the state, beside the one that it is at."""
         self._tenant = tenant
         self._output = output
         self.state = BindingState.UNBOUND
@@ -315,6 +317,7 @@ class Binding:
         self.unparkable = answer.result.get("unparkable")
         self.state = BindingState.READY
         self.about = answer.result.get("about", {})
+        self.kept_steps = answer.result.get("kept", [])
         self._note_reserved(answer)
         self.send_waiting()
         return None
@@ -622,6 +625,7 @@ class Binding:
                 (self.restorable_step, self._openings, self._stored, self._in_store),
                 self._reconfigure and self.state is BindingState.PARKING,
             ),
+            tuple(self.kept_steps),
             tuple((turn, tuple(sorted(stages))) for turn, stages in sorted(self._read.items())),
             tuple(msgspec.msgpack.encode(item) for item in self._held),
         )

@@ -162,6 +162,11 @@ class EngineSession(ABC):
         msgpack has."""
         return {}
 
+    def kept(self) -> list[int]:
+        """After which steps states are kept, of an engine that knows CHECKPOINT. Asked for when
+        the session is there, or is again; from then on the answers to CHECKPOINT say so."""
+        return []
+
     @abstractmethod
     def close(self) -> None:
         """Free everything that the session holds. Running turns are cancelled before.

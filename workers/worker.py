@@ -473,8 +473,8 @@ class Worker:
     def _opened(self, action: OpenSession, session: EngineSession) -> dict[str, Any]:
         self._sessions[action.session] = session
         self._transfers.opened(action.session, action.owner, action.output)
-        about = session.describe()
-        return {**self._may_park(session), **({"about": about} if about else {})}
+        said = {"about": session.describe(), "kept": session.kept()}
+        return {**self._may_park(session), **{name: what for name, what in said.items() if what}}
 
     def _may_park(self, session: EngineSession) -> dict[str, Any]:
         if not isinstance(session, ParkableSession):

@@ -243,10 +243,12 @@ class WasRewound(_Told, frozen=True, tag="was_rewound"):
 
 
 class WasRestored(_Told, frozen=True, tag="was_restored"):
-    """The state is the one after `committed_step`: what came later never was."""
+    """The state is the one after `committed_step`: what came later never was. `kept` are the steps
+    to which the world can go back."""
 
     committed_step: int
     ref: str | None = None
+    kept: list[int] = []
 
 
 class StepFailed(_Told, frozen=True, tag="step_failed"):

@@ -262,11 +262,12 @@ class WasReset:
 
 @dataclass(frozen=True)
 class WasRestored:
-    """The state is the one after `committed_step`: what came later never was. `ref` is that of the
-    verb."""
+    """The state is the one after `committed_step`: what came later never was. `kept` are the steps
+    to which it can go back, and `ref` is that of the verb."""
 
     committed_step: int
     ref: str | None = field(default=None, compare=False)
+    kept: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

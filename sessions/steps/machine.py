@@ -99,8 +99,6 @@ class StepMachine:
         self._committed = 0
         self._lost = False
         self._restorable: int | None = None
-        self._kept: list[int] = []
-        """The steps after which the worker keeps the state, besides the last."""
         """Of a state that is lost: the step that the worker holds, or is about to."""
         self._lost_why: str | None = None
         self._in_doubt = False
@@ -140,8 +138,8 @@ class StepMachine:
         facts: dict[str, Any] = {"committed_step": self._committed}
         if self._pipeline.durable:
             facts["restorable_step"] = self._bindings[self._roles.state].restorable_step
-        if self._kept:
-            facts["kept"] = list(self._kept)
+        if kept := self._kept:
+            facts["kept"] = kept
         if self._lost:
             facts |= {"lost": True, "restorable_step": self._restorable}
         if self._cover.stopped:
@@ -153,6 +151,11 @@ class StepMachine:
         step = None if self._flight is None else self._flight.verb.step
         stands = (self._committed, self._lost, step, self._restorable)
         return StepSnapshot(*stands, stopped=self._cover.stopped, kept=tuple(self._kept))
+
+    @property
+    def _kept(self) -> list[int]:
+        """The steps to which a rewind leads."""
+        return [] if self._lost else list(self._bindings[self._roles.state].kept_steps)
 
     def stage_settings(self, stage: str) -> dict[str, Any]:
         """The settings with which `stage` opens its part of this session."""
@@ -397,7 +400,7 @@ class StepMachine:
         self._lost = self._as_opened = False
         self._cover.state_found()
         self._answers.clear()
-        self._emit(WasRestored(self._committed, ref))
+        self._emit(WasRestored(self._committed, ref, self._kept))
         self._progress()
 
     def _go_on_changing(self) -> None:
@@ -446,29 +449,36 @@ class StepMachine:
             case Rewind(step=step):
                 self._was_rewound(step)
             case Checkpoint():
-                self._kept = list(answer.result.get("kept", []))
-                self._emit(CheckpointKept(self._committed, list(self._kept)))
+                self._was_kept(answer.result.get("kept", []))
             case ReleaseActions():
                 self._emit(ActionsReleased(self._committed))
         if under_way is not self._changes.verb:
             self._begin_waiting()
 
+    def _was_kept(self, kept: list[int]) -> None:
+        self._bindings[self._roles.state].kept_steps = list(kept)
+        # What a new worker opens the session with has none of them.
+        self._as_opened = False
+        self._emit(CheckpointKept(self._committed, list(kept)))
+
     def _was_rewound(self, step: int) -> None:
         self._pay()
         self._committed = step
-        self._kept = _through(step, self._kept)
-        self._bindings[self._roles.state].outdate_snapshot()
+        binding = self._bindings[self._roles.state]
+        binding.kept_steps = [kept for kept in binding.kept_steps if kept <= step]
+        binding.outdate_snapshot()
         self._answers.forget_after(step)
         self._emit(WasRewound(step))
 
     def _was_reset(self, reset: Reset, releases: bool) -> None:
         self._pay()
         self._committed = 0
-        self._kept = []
         self._lost = False
         self._restorable = None
         self._in_doubt = False
-        self._bindings[self._roles.state].outdate_snapshot()
+        binding = self._bindings[self._roles.state]
+        binding.kept_steps = []
+        binding.outdate_snapshot()
         self._as_opened = not reset.parameters
         self._answers.clear()
         self._cover.state_found()
@@ -511,8 +521,6 @@ class StepMachine:
             self._flight.state_lost()
         in_doubt = self._in_doubt or self._changes.moving
         self._in_doubt = restorable and in_doubt
-        if not restorable:
-            self._kept = []
         if not restorable and (self._committed > 0 or not self._as_opened):
             self._state_is_lost(None, reason)
         self._changes.worker_lost()
@@ -521,7 +529,6 @@ class StepMachine:
         """The state is not the one after the committed step; there is that after another."""
         newly = not self._lost or restorable != self._restorable
         self._lost, self._restorable, self._lost_why = True, restorable, reason
-        self._kept = _through(restorable, self._kept)
         self._cover.state_lost(self._now_ms)
         flight = self._flight
         if flight is None:
@@ -727,10 +734,4 @@ class StepMachine:
             self._changes.freeze(),
             self._pace.blocked_since_ms,
             tuple(self._owed),
-            tuple(self._kept),
         )
-
-
-def _through(step: int | None, kept: list[int]) -> list[int]:
-    """Those of the steps that are kept which are part of what there is after this one."""
-    return [] if step is None else [one for one in kept if one <= step]

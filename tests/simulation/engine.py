@@ -261,6 +261,7 @@ class SyntheticEngine:
                 snapshot.state, epoch=action.epoch, owner=action.owner, settings=action.settings
             )
             result["committed_step"] = snapshot.step
+            result["kept"] = sorted(session.checkpoints)
         elif action.fork is not None:
             source = self.sessions[action.fork.session]
             session = EngineSession(

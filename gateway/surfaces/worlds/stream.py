@@ -293,10 +293,10 @@ class _Connection:
                     playing.kept()
                 ref = self._refs.pop(_CHANGE, None)
                 self._tell(wire_of.CheckpointKept(committed, kept, ref))
-            case steps.WasRestored(committed_step=committed, ref=ref):
+            case steps.WasRestored(committed_step=committed, ref=ref, kept=kept):
                 self._begun_anew(committed)
                 ours = None if ref is None else self._refs.pop(ref, None)
-                self._tell(wire_of.WasRestored(committed, ours))
+                self._tell(wire_of.WasRestored(committed, ours, kept))
             case steps.StateLost(committed_step=committed, restorable_step=step, reason=reason):
                 if playing is not None:
                     playing.state_lost()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from protocol.config import GatewayConfig
 from sessions.pipeline import Limits
 from tests.gateway.real_host import RealGateway
 from tests.gateway.worlds.player import Player, controlled, opened, player, serving_worlds
+from workers.snapshots import SnapshotPlace
 
 SIZE = 16
 DOTS = SIZE * SIZE * 3
@@ -449,6 +451,21 @@ async def test_who_comes_back_knows_what_is_kept() -> None:
             assert (await it.until("checkpoint_kept"))["kept"] == [0]
         async with controlled(gateway.http, world) as it:
             assert it.frames[0]["kept"] == [0]
+        facts = (await http.get(f"/v1/worlds/{world['id']}")).json()["facts"]
+        assert facts == {"committed_step": 0, "kept": [0]}
+
+
+async def test_a_world_that_was_put_away_comes_back_with_what_is_kept(tmp_path: Path) -> None:
+    spec = {"snapshots": [SnapshotPlace(str(tmp_path), 1 << 24)]}
+    async with serving_worlds(spec=spec) as (gateway, http):
+        world = await opened(http)
+        async with controlled(gateway.http, world) as it:
+            await it.say("checkpoint")
+            await it.until("checkpoint_kept")
+            await gateway.host.park_session(world["id"])
+            await walked(it, 1)
+            await it.say("rewind", step=0)
+            await it.until("was_rewound", committed_step=0)
         facts = (await http.get(f"/v1/worlds/{world['id']}")).json()["facts"]
         assert facts == {"committed_step": 0, "kept": [0]}
 

@@ -117,16 +117,19 @@ class StepHarness:
         self.machine.stage_lost(stage, unapplied, self.now_ms, restorable=restorable)
         self.bindings[stage].bind()
 
-    def restore(self, step: int) -> None:
+    def restore(self, step: int, **result: Any) -> None:
         """A new worker has the state after `step`, from the store."""
         self.machine.stage_restored("world", step, self.now_ms)
-        self.come_back()
+        self.come_back(result=result)
 
-    def come_back(self, stage: str = "world", *, told: bool = True) -> None:
+    def come_back(
+        self, stage: str = "world", *, told: bool = True, result: dict[str, Any] | None = None
+    ) -> None:
         """A new worker of `stage` opens the session."""
         binding = self.bindings[stage]
         binding.bound(f"{stage}-worker")
-        binding.answered(Answer("s", self.sent(Open, stage)[-1].command))
+        opened = self.sent(Open, stage)[-1].command
+        binding.answered(Answer("s", opened, None, result or {}))
         if told:
             self.machine.stage_ready(stage, self.now_ms)
 

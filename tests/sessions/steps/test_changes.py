@@ -16,6 +16,7 @@ from sessions.steps.events import (
     CheckpointKept,
     ReleaseActions,
     Reset,
+    Restore,
     Rewind,
     StateLost,
     Step,
@@ -24,6 +25,7 @@ from sessions.steps.events import (
     StepOutput,
     StepVerb,
     WasReset,
+    WasRestored,
     WasRewound,
 )
 from sessions.steps.refusals import no_checkpoint
@@ -287,3 +289,33 @@ def test_what_was_kept_is_gone_with_the_state() -> None:
         "lost": True,
         "restorable_step": None,
     }
+
+
+def test_what_was_kept_at_the_very_beginning_is_not_lost_in_silence() -> None:
+    harness = StepHarness()
+    harness.say(Checkpoint())
+    harness.answer(result={"kept": [0]})
+    harness.clear()
+    harness.lose()
+    # A new worker begins at step 0 as well, but keeps nothing.
+    assert harness.take() == [StateLost(0, None)]
+
+
+def test_a_worker_that_has_a_stored_state_says_what_is_kept_with_it() -> None:
+    harness = StepHarness().after(1)
+    harness.say(Checkpoint())
+    harness.answer(result={"kept": [1]})
+    harness.done(2)
+    harness.say(Checkpoint())
+    harness.answer(result={"kept": [1, 2]})
+    # It died before the second was stored.
+    harness.lose(restorable=True)
+    harness.restore(2, kept=[1])
+    assert harness.machine.snapshot().kept == (1,)
+    harness.lose(restorable=True)
+    harness.clear()
+    harness.restore(1, kept=[1])
+    assert harness.machine.snapshot().kept == ()
+    harness.say(Restore())
+    (restored,) = [it for it in harness.take() if isinstance(it, WasRestored)]
+    assert (restored.committed_step, restored.kept) == (1, [1])

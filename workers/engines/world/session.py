@@ -280,6 +280,10 @@ class WorldSession(ParkableSession):
             for step, (rollout, scene) in parked.checkpoints.items()
         }
 
+    def kept(self) -> list[int]:
+        """Those of the checkpoints."""
+        return sorted(self.checkpoints)
+
     def close(self) -> None:
         """Everything goes."""
         self._let_go()
