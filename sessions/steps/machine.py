@@ -95,6 +95,9 @@ class StepMachine:
         self._lanes = Lanes()
         self._orchestrator = Orchestrator(pipeline, bindings, self._lanes, self._flow)
         self._settings: dict[str, Any] = {}
+        """Those of the open, which a new worker begins with."""
+        self._replaced: dict[str, Any] = {}
+        """What the last reset has put in their place."""
         self._answers = Answers()
         self._committed = 0
         self._lost = False
@@ -119,8 +122,8 @@ class StepMachine:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The effective settings."""
-        return self._settings
+        """The effective settings: those of the open, with what the last reset said."""
+        return {**self._settings, **self._replaced}
 
     @property
     def working(self) -> bool:
@@ -479,6 +482,7 @@ class StepMachine:
         binding = self._bindings[self._roles.state]
         binding.kept_steps = []
         binding.outdate_snapshot()
+        self._replaced = reset.parameters
         self._as_opened = not reset.parameters
         self._answers.clear()
         self._cover.state_found()
@@ -720,7 +724,7 @@ class StepMachine:
         """The canonical value of this state."""
         flight = self._flight
         return (
-            tuple(sorted(self._settings)),
+            tuple(sorted(self.settings)),
             self._lanes.freeze(),
             self._orchestrator.freeze(),
             self._answers.freeze(),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from PIL import Image
 
 from sessions.pipeline import Limits
 from tests.gateway.worlds.player import WAIT_S, controlled, opened, serving_worlds
+from workers.snapshots import SnapshotPlace
 
 SIZE = 16
 UP = [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -134,6 +136,37 @@ async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> Non
         assert await frames(http, source, step=2, actions=[DOWN]) == expected
         refused = await http.post("/v1/worlds", json={"fork": {"session": "sess_none"}})
         assert error(refused)[:2] == (404, "session_not_found")
+
+
+async def test_the_settings_of_a_world_are_those_that_it_has_begun_with(tmp_path: Path) -> None:
+    async def settings(world: dict[str, Any]) -> Any:
+        return (await http.get(f"/v1/worlds/{world['id']}")).json()["settings"]
+
+    spec = {"snapshots": [SnapshotPlace(str(tmp_path), 1 << 24)]}
+    async with serving_worlds(spec=spec) as (gateway, http):
+        world, other = await opened(http, settings={"scene": "two"}), await opened(http)
+        path = f"/v1/worlds/{world['id']}"
+        await http.post(f"{path}/reset", json={"settings": {"seed": 9}})
+        assert await settings(world) == {"scene": "two", "seed": 9}
+        made = await frames(http, world, step=1, actions=[UP])
+        # Put away and brought back it is the same one.
+        for parked in (False, True):
+            if parked:
+                await gateway.host.park_session(world["id"])
+            refused = await http.post(f"{path}/fork", json={"settings": {"seed": 0}})
+            assert error(refused) == (400, "invalid_value", "settings")
+            answer = await http.post(f"{path}/fork", json={"settings": {"seed": 9}})
+            fork = answer.json()
+            assert fork["settings"] == await settings(fork) == {"scene": "two", "seed": 9}
+            # Its own resets go back to them.
+            await http.post(f"/v1/worlds/{fork['id']}/reset")
+            assert await frames(http, fork, step=1, actions=[UP]) == made
+        # A reset without any begins with those of the open.
+        await http.post(f"{path}/reset")
+        assert await settings(world) == {"scene": "two"}
+        await http.post(f"/v1/worlds/{other['id']}/reset", json={"settings": {"scene": "two"}})
+        both = [await frames(http, it, step=1, actions=[UP]) for it in (world, other)]
+        assert both[0] == both[1] != made
 
 
 async def test_a_world_is_forked_by_its_path() -> None:

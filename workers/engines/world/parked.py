@@ -16,6 +16,7 @@ from workers.engines.world.actions import Held
 from workers.engines.world.blocks import BlockPool, Table
 from workers.engines.world.cache import Cache
 from workers.engines.world.rollout import Rollout
+from workers.engines.world.settings import WorldSettings
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Parked:
     step: int
     held: Held
     checkpoints: dict[int, tuple[Rollout, int]]
+    begun: WorldSettings | None = None
+    """With what a reset has begun; None: with what the session was opened with."""
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class _Head(msgspec.Struct, frozen=True):
     """The session's own, then its checkpoints."""
     held: tuple[float, ...]
     sequence: int
+    begun: WorldSettings | None = None
 
 
 def create(path: Path) -> None:
@@ -71,7 +75,7 @@ def write_state(path: Path, parked: Parked, cache: Cache) -> None:
         )
         for step, rollout, scene in rollouts
     ]
-    head = _Head(written, parked.held.values, parked.held.sequence)
+    head = _Head(written, parked.held.values, parked.held.sequence, parked.begun)
     cached, pictures = cache.read(blocks)
     content = {"cached": cached, "pictures": pictures}
     starts = [rollout.start for _, rollout, _ in rollouts if rollout.start is not None]
@@ -106,7 +110,8 @@ def read_state(path: Path) -> tuple[Parked, tuple[Tensor, Tensor]]:
     }
     own = head.rollouts[0]
     held = Held(head.held, head.sequence)
-    return Parked(rollouts[0], own.scene, own.step, held, kept), (cached, pictures)
+    state = Parked(rollouts[0], own.scene, own.step, held, kept, head.begun)
+    return state, (cached, pictures)
 
 
 def placed(parked: Parked, blocks: list[int], pool: BlockPool, holder: Hashable) -> Parked:

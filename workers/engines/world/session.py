@@ -46,6 +46,9 @@ class WorldSession(ParkableSession):
     def __init__(self, engine: WorldEngine, settings: WorldSettings) -> None:
         self._engine = engine
         self._settings = settings
+        """Those of the open, which a reset replaces."""
+        self._begun = settings
+        """Those that the rollout has begun with."""
         self.rollout, self.scene = engine.begin(settings)
         self.held = Held((0.0,) * engine.architecture.action_size)
         self.step = 0
@@ -183,7 +186,7 @@ class WorldSession(ParkableSession):
                 rollout, scene = self._engine.begin(settings)
                 self._let_go()
                 self.rollout, self.scene = rollout, scene
-                self.step = 0
+                self._begun, self.step = settings, 0
                 return {}
             case "checkpoint":
                 return self._checkpoint()
@@ -227,11 +230,11 @@ class WorldSession(ParkableSession):
         `settings` replace this one's; a frame or a seed of its own cannot be among them. Raises
         InvalidRequest.
         """
-        plain = _plain(self._settings)
+        plain = _plain(self._begun)
         wanted = read({**plain, **settings}, WorldSettings, SETTINGS).check(
             self._engine.architecture
         )
-        if (wanted.seed, wanted.frame) != (self._settings.seed, self._settings.frame):
+        if (wanted.seed, wanted.frame) != (self._begun.seed, self._begun.frame):
             raise InvalidRequest("seed and frame are a reset's to change", field="settings")
         forked = self._engine.opened(wanted)
         forked.rollout, forked.step, forked.scene = self.rollout, self.step, self.scene
@@ -263,6 +266,7 @@ class WorldSession(ParkableSession):
             self.step,
             self.held,
             {step: (kept.rollout, kept.scene) for step, kept in self.checkpoints.items()},
+            None if self._begun == self._settings else self._begun,
         )
         create(path)
         try:
@@ -275,6 +279,7 @@ class WorldSession(ParkableSession):
         """Go on from a parked state, whose blocks are held in this session's name."""
         self.rollout, self.scene, self.step = parked.rollout, parked.scene, parked.step
         self.held = parked.held
+        self._begun = parked.begun or self._settings
         self.checkpoints = {
             step: Checkpoint(rollout, scene)
             for step, (rollout, scene) in parked.checkpoints.items()
