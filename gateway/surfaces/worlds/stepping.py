@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from gateway.hosting import Attachment, SessionHost
+from gateway.hosting import Attachment, SessionHost, SessionSummary
 from gateway.http_errors import HttpRefusal
-from gateway.surfaces.worlds.form import Form, actions, as_written
+from gateway.surfaces.worlds.form import Form, actions, as_written, check_kind
 from protocol.errors import (
     AntiphonError,
     ErrorInfo,
@@ -64,6 +64,17 @@ class WorldEnded(HttpRefusal):
 
     def __init__(self) -> None:
         super().__init__("The world has ended.", code="session_closed", status=410)
+
+
+def living(host: SessionHost, session: str, tenant: str) -> SessionSummary:
+    """A world of this tenant. Raises WorldEnded, and NotFound for one that there never was."""
+    if host.ended(session, tenant):
+        raise WorldEnded
+    summary = host.summary(session, tenant)
+    check_kind(summary)
+    if summary.state == State.CLOSING:
+        raise WorldEnded
+    return summary
 
 
 class Stepper:

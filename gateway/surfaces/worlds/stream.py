@@ -24,11 +24,11 @@ from gateway.surfaces.attaching import Upgrade, first_frame
 from gateway.surfaces.farewell import CLOSE_POLICY, LET_GO, farewell
 from gateway.surfaces.faults import faults
 from gateway.surfaces.outlet import Outlet
-from gateway.surfaces.worlds.form import Form, as_written, check_kind, form_of
+from gateway.surfaces.worlds.form import Form, as_written, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Picture, Shot, Studio
 from gateway.surfaces.worlds.playing import AskedScene, Done, Held, Playing, Stepped
 from gateway.surfaces.worlds.slots import Slots
-from gateway.surfaces.worlds.stepping import WorldEnded
+from gateway.surfaces.worlds.stepping import WorldEnded, living
 from protocol import worlds as wire_of
 from protocol.errors import AntiphonError, ErrorInfo, InvalidRequest, SessionBusy
 from protocol.free_form import Unreadable
@@ -72,7 +72,9 @@ class WorldStream:
                 attach = await connection.attach()
         except AntiphonError as error:
             connection.leave()
-            await self._upgrade.refuse(outlet, wire, error)
+            # It may have ended since the upgrade.
+            ended = self._host.ended(summary.id, summary.tenant)
+            await self._upgrade.refuse(outlet, wire, WorldEnded() if ended else error)
             return
         except BaseException:
             connection.leave()
@@ -81,11 +83,7 @@ class WorldStream:
             await connection.run()
 
     def _find(self, session: str, tenant: str) -> SessionSummary:
-        if self._host.ended(session, tenant):
-            raise WorldEnded
-        summary = self._host.summary(session, tenant)
-        check_kind(summary)
-        return summary
+        return living(self._host, session, tenant)
 
 
 @dataclass(frozen=True)

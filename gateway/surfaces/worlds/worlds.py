@@ -22,7 +22,7 @@ from gateway.surfaces.opening import OpenAnswer, wants_events
 from gateway.surfaces.worlds.documents import DOCUMENTS
 from gateway.surfaces.worlds.form import Form, check_kind, form_of
 from gateway.surfaces.worlds.pictures import FORMATS, Look, Shot, Studio
-from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, WorldEnded
+from gateway.surfaces.worlds.stepping import Change, Steppers, StepRefused, living
 from protocol.errors import AntiphonError, CapacityExceeded, InvalidRequest, NotFound
 from protocol.native.frames import ForkedFrom
 from protocol.worlds import (
@@ -40,7 +40,6 @@ from protocol.worlds import (
     WorldBody,
     read_body,
 )
-from sessions.lifecycle import State
 from sessions.pipeline import Kind
 from sessions.steps.events import Checkpoint, Reset, Restore, Rewind, StepDone
 
@@ -105,7 +104,7 @@ class Worlds:
         with self._refusals_counted():
             fork = None if body.fork is None else body.fork.session
             if fork is not None:
-                self._check_lives(fork, tenant)
+                self._check_source(fork, tenant, in_body="session" not in request.path_params)
             pipeline = self._pipeline(body.model, fork, tenant)
 
         async def open_session(on_position: OnPosition) -> WorldBody:
@@ -201,8 +200,9 @@ class Worlds:
         return _json(DOCUMENTS.asyncapi)
 
     async def _change(self, session: str, tenant: str, change: Callable[[str], Change]) -> Response:
-        stepper = await self._steppers.of(session, tenant, self._form(session, tenant))
+        form = self._form(session, tenant)
         try:
+            stepper = await self._steppers.of(session, tenant, form)
             return _json(await stepper.change(change))
         except AntiphonError:
             self._check_lives(session, tenant)
@@ -225,13 +225,14 @@ class Worlds:
         form.check_rows(asked.actions, asked.frames)
         if asked.scene is not None:
             form.check_scene(asked.scene)
-        stepper = await self._steppers.of(session, tenant, form)
         try:
+            stepper = await self._steppers.of(session, tenant, form)
             done = await stepper.step(asked)
-        except StepRefused as refused:
+        except AntiphonError as refused:
             # What ends with its world is told to be cancelled before that is told to be over.
             self._check_lives(session, tenant)
-            _say_when(refused)
+            if isinstance(refused, StepRefused):
+                _say_when(refused)
             raise
         return await self._told(done, look)
 
@@ -244,12 +245,16 @@ class Worlds:
         return request.path_params["session"], self._access.tenant(request.scope)
 
     def _check_lives(self, session: str, tenant: str) -> None:
-        if self._host.ended(session, tenant):
-            raise WorldEnded
-        summary = self._host.summary(session, tenant)
-        check_kind(summary)
-        if summary.state == State.CLOSING:
-            raise WorldEnded
+        living(self._host, session, tenant)
+
+    def _check_source(self, fork: str, tenant: str, *, in_body: bool) -> None:
+        """Raise as that for a world to fork, whose name may stand in the body."""
+        try:
+            self._check_lives(fork, tenant)
+        except InvalidRequest as error:
+            if in_body:
+                error.field = "fork.session"
+            raise
 
     def _form(self, session: str, tenant: str) -> Form:
         self._check_lives(session, tenant)

@@ -135,7 +135,7 @@ async def test_a_fork_begins_as_its_source_is_and_leaves_it_undisturbed() -> Non
         assert await frames(http, fork, step=2, actions=[UP]) != expected
         assert await frames(http, source, step=2, actions=[DOWN]) == expected
         refused = await http.post("/v1/worlds", json={"fork": {"session": "sess_none"}})
-        assert error(refused)[:2] == (404, "session_not_found")
+        assert error(refused) == (404, "session_not_found", "fork.session")
 
 
 async def test_the_settings_of_a_world_are_those_that_it_has_begun_with(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_world_is_forked_by_its_path() -> None:
         await http.delete(f"/v1/worlds/{source['id']}")
         assert error(await http.post(path))[0] == 410
         ended = await http.post("/v1/worlds", json={"fork": {"session": source["id"]}})
-        assert error(ended)[:2] == (410, "session_closed")
+        assert error(ended) == (410, "session_closed", "fork.session")
         assert error(await http.post("/v1/worlds/sess_none/fork"))[:2] == (404, "session_not_found")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from PIL import Image
+from websockets.exceptions import InvalidStatus
 
 from gateway.access import Access
 from gateway.surfaces.worlds import WorldStream
@@ -440,6 +441,22 @@ async def test_control_is_taken_over_and_the_world_ends_for_all() -> None:
         assert (await http.get(f"/v1/worlds/{world['id']}")).status_code == 410
         async with player(gateway.http, world) as late:
             assert (await late.until("error"))["error"]["code"] == "session_closed"
+            assert await late.closed() == (1008, "session_closed")
+        with pytest.raises(InvalidStatus) as refused:
+            async with player(gateway.http, world, None):
+                pass
+        assert refused.value.response.status_code == 410
+
+
+async def test_who_attaches_to_a_world_that_has_just_ended_is_told_so() -> None:
+    async with serving_worlds() as (gateway, http):
+        world = await opened(http)
+        async with player(gateway.http, world) as it:
+            assert (await http.delete(f"/v1/worlds/{world['id']}")).status_code == 204
+            await gateway.served.emptied()
+            await it.say("attach", role="observer")
+            assert (await it.until("error"))["error"]["code"] == "session_closed"
+            assert await it.closed() == (1008, "session_closed")
 
 
 async def test_who_comes_back_knows_what_is_kept() -> None:
