@@ -64,9 +64,10 @@ function onTold(told, bytes) {
       }
       break;
     case "was_reset":
+    case "was_restored":
       notify(null);
       $("sheet").replaceChildren();
-      keep([]);
+      keep(told.kept ?? []);
       state.frame = 0;
       break;
     case "scene_changed":

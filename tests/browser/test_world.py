@@ -214,11 +214,19 @@ def test_a_page_that_is_loaded_again_is_in_the_same_world(
     page = played(open_page, deployment.base_url)
     page.keyboard.press("p")
     wait_for(page, "window.antiphon.state.playing === false")
+    page.get_by_role("button", name="Keep").click()
+    wait_for(page, "window.antiphon.state.kept.length === 1")
     before = state(page)
     page.reload()
     wait_for(page, "window.antiphon?.state.connection === 'connected'")
     assert state(page)["session"] == before["session"]
     assert state(page)["step"] >= before["step"]
+    # It can still go back to what was kept.
+    assert state(page)["kept"] == before["kept"]
+    page.get_by_role("button", name="Step").click()
+    wait_for(page, "window.antiphon.state.frame > 0")
+    page.get_by_role("button", name="Go back").click()
+    wait_for(page, "window.antiphon.state.frame === 0")
     page.get_by_role("button", name="End").click()
     expect(page.locator("#state")).to_have_text("The world has ended")
 
