@@ -232,6 +232,133 @@ async def test_what_was_given_up_is_done_before_a_checkpoint_and_over_with_a_res
         assert world.committed_step == (2 if change == "checkpoint" else 1)
 
 
+@asynccontextmanager
+async def unanswered(world: SteppedWorld, verb: str) -> AsyncIterator[None]:
+    """The next such request is carried out, and its answer is lost."""
+    requests = world._gateway.requests
+    ask = requests.ask
+
+    async def lossy(method: str, path: str, body: Any, timeout_s: float) -> Any:
+        answer = await ask(method, path, body, timeout_s)
+        if path.endswith(f"/{verb}"):
+            raise NotReachable("the answer was lost")
+        return answer
+
+    vars(requests)["ask"] = lossy
+    with pytest.raises(NotReachable):
+        yield
+    del vars(requests)["ask"]
+
+
+async def test_a_change_whose_answer_was_lost_is_done_before_the_next_step() -> None:
+    async with (
+        relayed() as (gateway, _),
+        await SteppedWorld.open(gateway) as world,
+        await SteppedWorld.open(gateway) as other,
+    ):
+        expected = [await other.step([UP]), await other.step([DOWN])]
+        assert np.array_equal(await world.step([UP]), expected[0])
+        await world.checkpoint()
+        await world.step([UP])
+        async with unanswered(world, "rewind"):
+            await world.rewind(1)
+        assert np.array_equal(await world.step([DOWN]), expected[1])
+        async with unanswered(world, "reset"):
+            await world.reset()
+        assert np.array_equal(await world.step([UP]), expected[0])
+        # What is refused is not done later, and the change before it still is.
+        async with unanswered(world, "reset"):
+            await world.reset()
+        with pytest.raises(Refused):
+            await world.rewind(7)
+        assert np.array_equal(await world.step([UP]), expected[0])
+        assert (world.committed_step, world.unclaimed) == (1, 0)
+
+
+async def test_a_step_and_a_reset_that_were_given_up_leave_nothing_of_the_step() -> None:
+    async with serving_worlds() as (served, _):
+        gateway = Gateway(served.http)
+        async with (
+            await SteppedWorld.open(gateway) as world,
+            await SteppedWorld.open(gateway) as other,
+        ):
+            expected = await other.step([DOWN])
+            held = Held(served)
+            for given_up in (world.step([UP], frames=2), world.reset()):
+                asking = asyncio.create_task(given_up)
+                await held.begun()
+                await asyncio.sleep(0.1)
+                asking.cancel()
+                await asyncio.wait([asking])
+            held.let_go()
+            found: Any = None
+            async with asyncio.timeout(30):
+                while found is None:
+                    with contextlib.suppress(Refused):
+                        found = await world.step([DOWN])
+            assert np.array_equal(found, expected)
+            assert (world.committed_step, world.unclaimed) == (1, 0)
+
+
+async def test_a_restore_whose_answer_was_lost_is_looked_for() -> None:
+    async with relayed() as (gateway, _), await SteppedWorld.open(gateway) as world:
+        ask = gateway.requests.ask
+        asked: list[Any] = []
+
+        async def restored(method: str, path: str, body: Any, timeout_s: float) -> Any:
+            asked.append((method, path.rpartition("/")[2], body))
+            if path.endswith("/restore"):
+                if len(asked) == 1:
+                    raise NotReachable("the answer was lost")
+                raise Refused("nothing is lost", code="nothing_to_restore")
+            if method == "GET":
+                return {"facts": {"committed_step": 3}}
+            raise Refused("that is all")
+
+        vars(gateway.requests)["ask"] = restored
+        with pytest.raises(NotReachable):
+            await world.restore()
+        for _ in range(2):
+            with pytest.raises(Refused, match="that is all"):
+                await world.step()
+        assert [name for _, name, _ in asked] == ["restore", "restore", world.id, "step", "step"]
+        assert [body["step"] for _, name, body in asked if name == "step"] == [4, 4]
+        vars(gateway.requests)["ask"] = ask
+
+
+async def test_a_checkpoint_beside_a_step_takes_nothing_of_it() -> None:
+    async with (
+        serving_worlds() as (served, _),
+        await SteppedWorld.open(Gateway(served.http)) as world,
+    ):
+        held = Held(served)
+        stepping = asyncio.create_task(world.step([UP], frames=2))
+        await held.begun()
+        keeping = asyncio.create_task(world.checkpoint())
+        await asyncio.sleep(0.1)
+        held.let_go()
+        assert (len(await stepping), await keeping) == (2, [1])
+        assert (world.committed_step, world.unclaimed) == (1, 0)
+
+
+async def test_a_player_knows_to_which_steps_the_world_can_go_back() -> None:
+    async with relayed() as (gateway, _):
+        world = await World.open(gateway, format="raw")
+        assert (world.kept, await world.checkpoint()) == ([], [0])
+        await world.play()
+        await world.next_picture()
+        await world.pause()
+        kept = await world.checkpoint()
+        assert world.kept == kept
+        await world.detach()
+        async with await World.resume(gateway, world.token, format="raw") as other:
+            assert other.kept == kept
+            await other.rewind(0)
+            assert other.kept == [0]
+            await other.reset()
+            assert other.kept == []
+
+
 async def looked_on(world: World) -> None:
     """Take pictures, as long as there are any."""
     while True:

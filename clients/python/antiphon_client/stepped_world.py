@@ -50,6 +50,8 @@ class SteppedWorld(ClosedOnLeaving):
         """Whether the step that is asked for has had an attempt without an answer."""
         self._unanswered: dict[str, Any] | None = None
         """The step whose answer never came: it may have been done, or be done yet."""
+        self._unknown: tuple[str, Mapping[str, Any]] | None = None
+        """The reset, rewind or restore of which the same is true."""
 
     @classmethod
     async def open(
@@ -90,7 +92,9 @@ class SteppedWorld(ClosedOnLeaving):
 
         Whether a step was done whose answer never came (NotReachable), or was not waited for any
         longer, is not known. Ask for the same again and its answer is that of this step. Any other
-        step has it done first, exactly once, and counts its frames in `unclaimed`.
+        step has it done first, exactly once, and counts its frames in `unclaimed`. A reset, rewind
+        or restore of which nothing is known is done before either; while the gateway is still at
+        it the step is refused as `change_in_progress`.
         """
         if attempts < 1:
             raise ValueError("attempts is at least 1")
@@ -117,9 +121,33 @@ class SteppedWorld(ClosedOnLeaving):
         }
         if scene is not None:
             asked["scene"] = scene
+        await self._settle_change(attempts, timeout_s)
         if self._unanswered != asked:
             await self._settle(attempts, timeout_s)
         return await self._done(asked, attempts, timeout_s)
+
+    async def _settle_change(self, attempts: int, timeout_s: float) -> None:
+        """Know what has become of the reset, rewind or restore without an answer."""
+        if self._unknown is None:
+            return
+        verb, body = self._unknown
+        try:
+            await self._change(verb, body, timeout_s, attempts)
+        except (Refused, NoRoom, ServerFailed) as refused:
+            if refused.code == "change_in_progress":
+                raise
+            # That says nothing of the first attempt: a restore that was done cannot be again.
+            await self._look(timeout_s)
+            self._unknown = None
+
+    async def _look(self, timeout_s: float) -> None:
+        """Know which step is the last that is committed."""
+        path = f"/v1/worlds/{self.id}"
+        answer = await self._gateway.requests.ask("GET", path, None, timeout_s)
+        with told.understood("the answer to a look"):
+            committed = told.whole(answer["facts"]["committed_step"], "committed_step")
+        if committed != self.committed_step:
+            self.committed_step, self._unanswered = committed, None
 
     async def _settle(self, attempts: int, timeout_s: float) -> None:
         """Know what has become of the step without an answer. Raises AntiphonError where that
@@ -139,7 +167,7 @@ class SteppedWorld(ClosedOnLeaving):
         before, self._unanswered = self._unanswered, asked
         step = self.committed_step + 1
         try:
-            answer = await self._again({"step": step, **asked}, attempts, timeout_s)
+            answer = await self._again("step", {"step": step, **asked}, attempts, timeout_s)
         except (Refused, NoRoom, ServerFailed) as error:
             if not self._doubtful(error, step, repeated=before is not None):
                 self._unanswered = None
@@ -173,12 +201,15 @@ class SteppedWorld(ClosedOnLeaving):
     async def reset(
         self, settings: Mapping[str, Any] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> None:
-        """Begin anew. Raises AntiphonError."""
+        """Begin anew. Raises AntiphonError; where no answer came (NotReachable), or it was not
+        waited for, the next step has it done first, and so it is with the other two."""
         await self._change("reset", {"settings": dict(settings or {})}, timeout_s)
 
     async def checkpoint(self, *, timeout_s: float = ANSWER_TIMEOUT_S) -> list[int]:
         """Keep the state as it is: the steps after which one is kept. Raises AntiphonError."""
-        await self._settle(1, timeout_s)
+        await self._settle_change(1, timeout_s)
+        if not self._stepping:
+            await self._settle(1, timeout_s)
         answer = await self._change("checkpoint", {}, timeout_s)
         with told.understood("the answer to a checkpoint"):
             return [told.whole(step, "kept") for step in answer["kept"]]
@@ -192,13 +223,22 @@ class SteppedWorld(ClosedOnLeaving):
         says from where. Raises Refused where nothing was lost, or nothing is stored."""
         await self._change("restore", {}, timeout_s)
 
-    async def _change(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        path = f"/v1/worlds/{self.id}/{verb}"
-        answer = await self._gateway.requests.ask("POST", path, body, timeout_s)
+    async def _change(
+        self, verb: str, body: Mapping[str, Any], timeout_s: float, attempts: int = 1
+    ) -> Any:
+        before = self._unknown
+        if verb != "checkpoint":
+            self._unknown = verb, body
+        try:
+            answer = await self._again(verb, body, attempts, timeout_s)
+        except (Refused, NoRoom, ServerFailed):
+            self._unknown = before
+            raise
         with told.understood(f"the answer to {verb}"):
-            self.committed_step = told.whole(answer["committed_step"], "committed_step")
-        # What was asked for before is over, whatever became of it.
-        self._unanswered = None
+            committed = told.whole(answer["committed_step"], "committed_step")
+        if verb != "checkpoint":
+            # What was asked for before is over, whatever became of it.
+            self.committed_step, self._unanswered, self._unknown = committed, None, None
         return answer
 
     async def close(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
@@ -206,14 +246,17 @@ class SteppedWorld(ClosedOnLeaving):
         with contextlib.suppress(AntiphonError):
             await self._gateway.requests.ask("DELETE", f"/v1/worlds/{self.id}", None, timeout_s)
 
-    async def _again(self, body: Mapping[str, Any], attempts: int, timeout_s: float) -> Any:
-        path, delay_s = f"/v1/worlds/{self.id}/step", FIRST_RETRY_S
-        self._lost = False
+    async def _again(
+        self, verb: str, body: Mapping[str, Any], attempts: int, timeout_s: float
+    ) -> Any:
+        path, delay_s = f"/v1/worlds/{self.id}/{verb}", FIRST_RETRY_S
+        if verb == "step":
+            self._lost = False
         for left in reversed(range(attempts)):
             try:
                 return await self._gateway.requests.ask("POST", path, body, timeout_s)
             except NotReachable:
-                self._lost = True
+                self._lost = self._lost or verb == "step"
                 if not left:
                     raise
             await asyncio.sleep(delay_s)

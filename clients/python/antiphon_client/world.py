@@ -118,6 +118,8 @@ class World(ClosedOnLeaving):
         """Whether the state is gone with its worker: `reset` begins anew, and `restore` goes on
         from the step `restorable_step`, where that is not None."""
         self.restorable_step: int | None = None
+        self.kept: list[int] = []
+        """The steps to which `rewind` can go back."""
         self.missed = 0
         """Pictures that came and were passed over for newer ones."""
         self.connections = 0
@@ -220,7 +222,6 @@ class World(ClosedOnLeaving):
         except (Refused, ServerFailed):
             self._plays = False
             raise
-        self._still = None
 
     async def pause(self) -> None:
         """Stand still behind the frame that is being made."""
@@ -433,6 +434,16 @@ class World(ClosedOnLeaving):
                 self.committed_step = told.whole(frame["committed_step"], "committed_step")
                 self._picture = self._still = self.restorable_step = None
                 self.lost = False
+                if frame["type"] == "was_rewound":
+                    self.kept = [step for step in self.kept if step <= self.committed_step]
+                else:
+                    self._note_kept(frame)
+                self._on_answer(frame)
+            case "checkpoint_kept":
+                self._note_kept(frame)
+                self._on_answer(frame)
+            case "playing":
+                self._still = None
                 self._on_answer(frame)
             case "paused" if frame.get("error") is not None:
                 self._plays = False
@@ -440,7 +451,7 @@ class World(ClosedOnLeaving):
             case "state_lost":
                 self._plays = False
                 self._state_lost(frame)
-            case "playing" | "paused" | "checkpoint_kept" | "scene_changed" | "refused":
+            case "paused" | "scene_changed" | "refused":
                 self._on_answer(frame)
             case "error":
                 error = error_of(frame["error"])
@@ -471,6 +482,7 @@ class World(ClosedOnLeaving):
             self._state_lost(frame)
         else:
             self.lost, self.restorable_step = False, None
+            self._note_kept(frame)
         # A new connection holds nothing, and stands still.
         if self._sequence:
             await self._say({"type": "hold", "sequence": self._sequence, **self._held})
@@ -481,11 +493,14 @@ class World(ClosedOnLeaving):
 
     def _state_lost(self, frame: Mapping[str, Any]) -> None:
         step, reason = frame.get("restorable_step"), frame.get("reason")
-        self.lost = True
+        self.lost, self.kept = True, []
         self.restorable_step = None if step is None else told.whole(step, "restorable_step")
         way = "reset it" if step is None else f"reset it, or restore that after step {step}"
         why = "" if reason is None else f" ({told.text(reason, 'reason')})"
         self._stand_still(ServerFailed(f"the state is lost{why}: {way}", code=STATE_LOST))
+
+    def _note_kept(self, frame: Mapping[str, Any]) -> None:
+        self.kept = [told.whole(step, "kept") for step in frame.get("kept", [])]
 
     def _stand_still(self, error: AntiphonError) -> None:
         self._still = error
