@@ -71,6 +71,7 @@ def fail(*args: object, **more: object) -> None:
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection fails as soon as it begins to read."""
     monkeypatch.setattr(Egress, "room", fail)
+    monkeypatch.setattr(Egress, "blocked", property(fail))
 
 
 async def test_a_robot_is_told_so_in_its_one_text_frame(monkeypatch: pytest.MonkeyPatch) -> None:
