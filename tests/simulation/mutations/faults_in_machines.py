@@ -519,6 +519,7 @@ MUTATIONS = (
         "sessions/steps/machine.py",
         "        self._committed, self._restorable = self._restorable, None\n",
         "        self._restorable = None\n",
+        seeds="10007:10008",
     ),
     Mutation(
         "a store that is full is told of after each turn",
