@@ -7,8 +7,6 @@ name. The end of a connection is the end of the peer's process, or of its intere
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from protocol.link_frames import MAX_FRAME_BYTES
-from protocol.unix_listener import listen_at
+from protocol.unix_listener import UnixListener
 
 _log = structlog.get_logger(__name__)
 
@@ -26,10 +24,9 @@ _READS_PER_TURN = 64
 _UNSENT_BYTES = 2 * MAX_FRAME_BYTES
 """What waits for a peer that does not read, at most; the link bounds it before, by its credit."""
 _NAME_BYTES = 64
+_NAME_S = 5.0
 _BACKLOG = 64
 _CONNECTIONS = 256
-_ACCEPT_AGAIN_S = 1.0
-"""How long nobody is let in when this process has no room for one more file."""
 _RECONNECT_S = 0.05
 _RECONNECT_CEILING_S = 1.0
 
@@ -230,16 +227,13 @@ class UnixServer:
         on_frame: Callable[[str, bytes], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        self._path = path
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._connections: set[_Connection] = set()
         self._named: dict[str, _Connection] = {}
         self._closed = False
-        self._pause: asyncio.TimerHandle | None = None
-        self._listener = listen_at(path, socket.SOCK_STREAM, _BACKLOG)
-        self._open()
+        self._listener = UnixListener(path, socket.SOCK_STREAM, _BACKLOG, self._serve)
 
     def send(self, name: str, frame: bytes) -> None:
         """Hand over a frame without waiting; where nobody has that name it goes nowhere."""
@@ -256,39 +250,16 @@ class UnixServer:
         if self._closed:
             return
         self._closed = True
-        if self._pause is not None:
-            self._pause.cancel()
-        self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
         for connection in self._connections:
             connection.close()
         self._connections.clear()
         self._named.clear()
 
-    def _open(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Whoever knocks keeps knocking: the loop would do nothing but come here.
-                _log.error("link_accept_failed", path=self._path, reason=str(error))
-                self._loop.remove_reader(self._listener.fileno())
-                self._pause = self._loop.call_later(_ACCEPT_AGAIN_S, self._open)
-                return
-            if len(self._connections) >= _CONNECTIONS:
-                peer.close()
-                continue
-            self._serve(peer)
-
     def _serve(self, peer: socket.socket) -> None:
+        if len(self._connections) >= _CONNECTIONS:
+            peer.close()
+            return
         name: str | None = None
 
         def came(frame: bytes) -> None:
@@ -296,18 +267,23 @@ class UnixServer:
             if name is not None:
                 self._on_frame(name, frame)
                 return
-            name = frame.decode(errors="replace")
+            deadline.cancel()
             if not 0 < len(frame) <= _NAME_BYTES:
-                self._connections.discard(connection)
-                connection.close()
+                drop()
                 return
+            name = frame.decode(errors="replace")
             before = self._named.get(name)
             if before is not None:
                 self._connections.discard(before)
                 before.close()
             self._named[name] = connection
 
+        def drop() -> None:
+            self._connections.discard(connection)
+            connection.close()
+
         def ended() -> None:
+            deadline.cancel()
             self._connections.discard(connection)
             if name is not None and self._named.get(name) is connection:
                 del self._named[name]
@@ -315,3 +291,5 @@ class UnixServer:
 
         connection = _Connection(peer, came, ended)
         self._connections.add(connection)
+        # Who says no name takes nobody's place for long.
+        deadline = self._loop.call_later(_NAME_S, drop)

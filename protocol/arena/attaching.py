@@ -16,6 +16,7 @@ from protocol.arena.records import Inbox, Outbox, outbox_bytes
 from protocol.connector_errors import DescriptorRefused, PeerLost, TransferTimeout
 from protocol.connectors import Traffic
 from protocol.errors import ConfigError
+from protocol.unix_listener import is_same_user
 
 _MOST_CLAIMS = 1 << 20
 """The largest outbox that a producer may ask for, in claims."""
@@ -48,7 +49,7 @@ async def attach(
             async with asyncio.timeout(timeout_s):
                 # A Unix socket connects at once, or not at all when too many are waiting there.
                 peer.connect(path)
-                if not handshake.is_same_user(peer):
+                if not is_same_user(peer):
                     raise DescriptorRefused(f"{path} belongs to a process of another user")
                 prepare, fds = await _receive(peer)
                 handshake.close_all(fds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,16 +13,13 @@ import structlog
 from protocol.arena import handshake
 from protocol.arena.handshake import Hello, Prepare, Refusal
 from protocol.connector_errors import DescriptorRefused, NoCredit, PayloadClaimed
-from protocol.unix_listener import listen_at
+from protocol.unix_listener import UnixListener
 
 _log = structlog.get_logger(__name__)
 
 _HANDSHAKE_S = 5.0
 _STRANGERS = 64
 """Connections that have not introduced themselves; one more is closed."""
-
-_ACCEPT_AGAIN_S = 1.0
-"""How long nobody is let in when this process has no room for one more file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,47 +50,24 @@ class Door:
         self._on_hello = on_hello
         self._loop = asyncio.get_running_loop()
         self._strangers: dict[_Stranger, None] = {}
-        self._listener = listen_at(path, socket.SOCK_SEQPACKET, _STRANGERS)
-        self._pause: asyncio.TimerHandle | None = None
-        self._open()
+        self._listener = UnixListener(path, socket.SOCK_SEQPACKET, _STRANGERS, self._came)
 
     def close(self) -> None:
-        """Listen no longer."""
-        if self._pause is not None:
-            self._pause.cancel()
-        self._loop.remove_reader(self._listener.fileno())
+        """Listen no longer; idempotent."""
         self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
         for stranger in list(self._strangers):
             self._forget(stranger)
 
-    def _open(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # Whoever knocks keeps knocking: the loop would do nothing but come here.
-                _log.error("arena_accept_failed", path=self._path, reason=str(error))
-                self._loop.remove_reader(self._listener.fileno())
-                self._pause = self._loop.call_later(_ACCEPT_AGAIN_S, self._open)
-                return
-            peer.setblocking(False)
-            if len(self._strangers) >= _STRANGERS or not handshake.is_same_user(peer):
-                peer.close()
-                continue
-            stranger = _Stranger(peer)
-            stranger.deadline = self._loop.call_later(_HANDSHAKE_S, self._forget, stranger)
-            self._strangers[stranger] = None
-            self._loop.add_reader(peer.fileno(), self._introduced, stranger)
-            with contextlib.suppress(OSError):
-                handshake.send(peer, self._prepare, [])
+    def _came(self, peer: socket.socket) -> None:
+        if len(self._strangers) >= _STRANGERS:
+            peer.close()
+            return
+        stranger = _Stranger(peer)
+        stranger.deadline = self._loop.call_later(_HANDSHAKE_S, self._forget, stranger)
+        self._strangers[stranger] = None
+        self._loop.add_reader(peer.fileno(), self._introduced, stranger)
+        with contextlib.suppress(OSError):
+            handshake.send(peer, self._prepare, [])
 
     def _introduced(self, stranger: _Stranger) -> None:
         fds: list[int] = []

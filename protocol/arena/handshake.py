@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from typing import Annotated
 
 import msgspec
@@ -24,7 +23,6 @@ VERSION = 2
 
 _MESSAGE_BYTES = 4096
 _MOST_FDS = 4
-_CREDENTIALS = struct.Struct("3i")
 
 
 _Name = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -102,13 +100,6 @@ def receive(peer: socket.socket) -> tuple[Message | None, list[int]]:
     except BaseException:
         close_all(fds)
         raise
-
-
-def is_same_user(peer: socket.socket) -> bool:
-    """Whether the process at the other end runs as this process's user."""
-    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(data)
-    return bool(user == os.geteuid())
 
 
 def close_all(fds: list[int]) -> None:

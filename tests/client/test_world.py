@@ -21,6 +21,8 @@ from antiphon_client import (
     SteppedWorld,
     World,
 )
+from gateway.surfaces.worlds.stepping import Stepper
+from sessions.steps.events import Step
 from tests.gateway.worlds.player import controlled, serving_worlds
 from tests.gateway.worlds.test_requests import Held
 from tests.relay import Relay, relay
@@ -275,7 +277,23 @@ async def test_a_change_whose_answer_was_lost_is_done_before_the_next_step() -> 
         assert (world.committed_step, world.unclaimed) == (1, 0)
 
 
-async def test_a_step_and_a_reset_that_were_given_up_leave_nothing_of_the_step() -> None:
+@pytest.fixture
+def changing(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a reset or a checkpoint is under way at the gateway."""
+    under_way, send = asyncio.Event(), Stepper._send
+
+    def sending(stepper: Stepper, verb: Any) -> None:
+        send(stepper, verb)
+        if not isinstance(verb, Step):
+            under_way.set()
+
+    monkeypatch.setattr(Stepper, "_send", sending)
+    return under_way
+
+
+async def test_a_step_and_a_reset_that_were_given_up_leave_nothing_of_the_step(
+    changing: asyncio.Event,
+) -> None:
     async with serving_worlds() as (served, _):
         gateway = Gateway(served.http)
         async with (
@@ -284,10 +302,12 @@ async def test_a_step_and_a_reset_that_were_given_up_leave_nothing_of_the_step()
         ):
             expected = await other.step([DOWN])
             held = Held(served)
-            for given_up in (world.step([UP], frames=2), world.reset()):
+            for given_up, begun in (
+                (world.step([UP], frames=2), held.begun),
+                (world.reset(), changing.wait),
+            ):
                 asking = asyncio.create_task(given_up)
-                await held.begun()
-                await asyncio.sleep(0.1)
+                await begun()
                 asking.cancel()
                 await asyncio.wait([asking])
             held.let_go()
@@ -326,7 +346,7 @@ async def test_a_restore_whose_answer_was_lost_is_looked_for() -> None:
         vars(gateway.requests)["ask"] = ask
 
 
-async def test_a_checkpoint_beside_a_step_takes_nothing_of_it() -> None:
+async def test_a_checkpoint_beside_a_step_takes_nothing_of_it(changing: asyncio.Event) -> None:
     async with (
         serving_worlds() as (served, _),
         await SteppedWorld.open(Gateway(served.http)) as world,
@@ -335,7 +355,7 @@ async def test_a_checkpoint_beside_a_step_takes_nothing_of_it() -> None:
         stepping = asyncio.create_task(world.step([UP], frames=2))
         await held.begun()
         keeping = asyncio.create_task(world.checkpoint())
-        await asyncio.sleep(0.1)
+        await changing.wait()
         held.let_go()
         assert (len(await stepping), await keeping) == (2, [1])
         assert (world.committed_step, world.unclaimed) == (1, 0)

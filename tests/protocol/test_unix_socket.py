@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol import unix_socket
 from protocol.errors import ConfigError
 from protocol.link_frames import MAX_FRAME_BYTES
 from protocol.unix_socket import UnixClient, UnixServer
@@ -178,3 +179,16 @@ def in_the_way(path: str) -> bool:
     there = Path(path).is_file()
     Path(path).touch()
     return there
+
+
+async def test_who_says_no_name_is_not_waited_for(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unix_socket, "_NAME_S", 0.0)
+    loop, server = asyncio.get_running_loop(), Served(path)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.setblocking(False)
+        await loop.sock_connect(silent, path)
+        assert await loop.sock_recv(silent, 1) == b""
+    assert server.lost.empty()
+    server.server.close()

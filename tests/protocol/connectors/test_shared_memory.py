@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import structlog
 
-from protocol.arena import Arrival, Attachment, door, handshake, memory
+from protocol import unix_listener
+from protocol.arena import Arrival, Attachment, handshake, memory
 from protocol.arena.handshake import Hello, Prepare
 from protocol.arena.records import ABANDON_SEEN, OFFER, RELEASE
 from protocol.arrays import array_of
@@ -550,7 +551,7 @@ def no_more_files() -> Iterator[None]:
 async def test_without_room_for_files_the_door_rests(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_ACCEPT_AGAIN_S", 0.1)
+    monkeypatch.setattr(unix_listener, "_ACCEPT_AGAIN_S", 0.1)
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.setblocking(False)
@@ -558,7 +559,7 @@ async def test_without_room_for_files_the_door_rests(
             await loop.sock_connect(stranger, ends.path)
             for _ in range(20):
                 await asyncio.sleep(0)
-        assert [entry["event"] for entry in logs] == ["arena_accept_failed"]
+        assert [entry["event"] for entry in logs] == ["accept_failed"]
         # It is let in when there is room again.
         assert await loop.sock_recv(stranger, 4096)
 
